@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tensorferry.batcher import InvalidRequest, ModelOutputError, batch_inference
+from tensorferry.batcher import batch_inference
 from tensorferry.batcher.testing import ScriptedRunner
 
 
@@ -50,15 +49,6 @@ def test_consecutive_examples_of_one_shape_share_a_batch() -> None:
     assert [batch.shape for batch in runner.batches] == [(2, 2), (2, 3), (1, 2)]
 
 
-def test_a_stack_of_the_results_is_the_array_of_all_outputs() -> None:
-    rows = np.random.default_rng(0).normal(size=(33, 3)).astype(np.float32)
-    np.testing.assert_array_equal(np.stack(batch_inference(np.tanh, rows, 8)), np.tanh(rows))
-
-
-def test_strings_may_differ_in_length() -> None:
-    assert batch_inference(lambda x: [len(text) for text in x], ["a", "four", ""]) == [1, 4, 0]
-
-
 def test_an_exception_of_the_model_propagates_and_ends_it() -> None:
     class ModelError(Exception):
         pass
@@ -74,28 +64,7 @@ def test_an_exception_of_the_model_propagates_and_ends_it() -> None:
     assert calls == [4]
 
 
-def test_wrong_rows_are_an_error() -> None:
-    with pytest.raises(ModelOutputError, match=r"shape \[3\], expected 4 rows"):
-        batch_inference(lambda x: x[1:], range(4))
-
-
-def test_a_dict_without_inputs_is_an_error() -> None:
-    with pytest.raises(InvalidRequest):
-        batch_inference(lambda x: x, [{}])
-
-
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_a_batch_size_below_one_is_named(batch_size: int) -> None:
     with pytest.raises(ValueError, match=f"batch_size is {batch_size}; it must be at least 1"):
         batch_inference(lambda x: x, [1.0], batch_size)
-
-
-def test_runs_on_the_callers_thread() -> None:
-    threads: list[threading.Thread] = []
-
-    def model_fn(x: Any) -> Any:
-        threads.append(threading.current_thread())
-        return x
-
-    batch_inference(model_fn, range(3), 1)
-    assert set(threads) == {threading.current_thread()}

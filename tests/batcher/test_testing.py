@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.batcher.rig import PATIENCE, reach
 
-from tensorferry.batcher.clock import MonotonicClock
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
@@ -17,13 +16,6 @@ def test_the_clock_moves_only_on_request(clock: VirtualClock) -> None:
     clock.advance(2.5)
     assert clock.now() == 2.5
     assert VirtualClock(start=7).now() == 7
-
-
-def test_a_wait_that_is_over_does_not_wait(clock: VirtualClock) -> None:
-    condition = threading.Condition()
-    with condition:
-        clock.wait(condition, 0.0)
-        MonotonicClock().wait(condition, 0.0)
 
 
 @pytest.mark.parametrize("waker", ["advance", "notify"])
@@ -61,14 +53,3 @@ def test_a_gated_runner_holds_each_batch_until_its_release(runner: ScriptedRunne
         runner.open()
         runner.open()
         assert runner(3) == 6
-
-
-def test_a_release_may_come_before_its_batch(runner: ScriptedRunner) -> None:
-    runner.release(2)
-    assert [runner(1), runner(2)] == [2, 4]
-
-
-def test_a_runner_without_a_gate_runs_at_once() -> None:
-    runner = ScriptedRunner(lambda x: x + 1)
-    assert runner(1) == 2
-    assert len(runner.batches) == 1

@@ -1,9 +1,8 @@
-"""Like `test_interleavings`, on devices that break, run out of memory and hang, in any order of
-threads.
+"""Like `test_interleavings`, on devices that break, run out of memory and hang, in any order of threads.
 
 Callers cancel, deadlines pass, and the batcher is drained or closed, while devices fail alone or
 together, once or repeatedly, recover at once, late or never, and runs are abandoned, rightly or
-not.
+not. Workers may also crash at any step.
 """
 
 from __future__ import annotations
@@ -11,13 +10,33 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from batcher.concurrency.test_interleavings import MOST, Scenario, play, seeds_of
+from batcher.concurrency.test_interleavings import MOST, BatcherScenario, attend
+from support.batcher.scenario import play
 
-from tensorferry.batcher import InstanceFailed, OutOfMemory, RunTimedOut
-from tensorferry.batcher.request import State
+from tensorferry.batcher import BatcherError, InstanceFailed, OutOfMemory, RunTimedOut
+from tensorferry.batcher.execution.completion import RequestCompleter
+from tensorferry.batcher.execution.executor import BatchExecutor
+from tensorferry.batcher.learning.cost_model import BatchCostModel
+from tensorferry.batcher.queue.batch_selection import BatchSelector
+from tensorferry.batcher.queue.devices import Devices
+from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.statistics.counters import Counters
+from tensorferry.batcher.statistics.recent_batches import RecentBatches
+
+# The steps at which a worker may crash.
+STEPS: list[tuple[type, str]] = [
+    *((RequestQueue, name) for name in ("take", "take_inline", "take_expired", "finish")),
+    (BatchSelector, "select"),
+    *((Devices, name) for name in ("dispatched", "completed")),
+    *((BatchExecutor, name) for name in ("run", "_execute")),
+    *((Counters, name) for name in ("ran", "predicted")),
+    (RequestCompleter, "answer"),
+    (RecentBatches, "ran"),
+    (BatchCostModel, "should_learn"),
+]
 
 
-class FailingScenario(Scenario):
+class FailingScenario(BatcherScenario):
     """Some runs break the device, some hang, and the memory of some devices holds few rows."""
 
     # Further errors that a request may get.
@@ -62,9 +81,9 @@ class FailingScenario(Scenario):
         return run
 
     def before_time_moves(self) -> None:
-        if not hasattr(self, "batcher"):
+        if self.served is None:
             return
-        queue = self.batcher._queue
+        queue = self.served._queue
         free = [
             device
             for device in queue._devices.each
@@ -72,12 +91,7 @@ class FailingScenario(Scenario):
         ]
         if self.patience is None and not self.window:
             assert not (free and queue._backlog.rows), "a device that works is idle, and requests wait"
-        at_its_post = vars(queue._expiry._due)["_waiters"]
-        for sent in self.sent if at_its_post else ():
-            waits = sent.request is not None and sent.request.state is State.QUEUED
-            assert not waits or sent.deadline >= self.interleaver.now(), (
-                "a deadline passed, and its caller got no answer"
-            )
+        self.check_deadlines()
 
     def main(self) -> None:
         if self.gives_up:
@@ -87,8 +101,8 @@ class FailingScenario(Scenario):
     def watch(self) -> None:
         for _ in range(3):
             self.interleaver.sleep(self.random.choice([0.0, 0.01, 0.03]))
-            if hasattr(self, "batcher"):
-                self.batcher.abort_hung_run(self.random.randrange(self.devices), RunTimedOut("it hangs"))
+            if self.served is not None:
+                self.served.abort_hung_run(self.random.randrange(self.devices), RunTimedOut("it hangs"))
 
     def check_error(self, error: BaseException) -> None:
         if isinstance(error, InstanceFailed):
@@ -101,14 +115,57 @@ class FailingScenario(Scenario):
 
 
 @pytest.mark.parametrize("attending", [False, True])
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(4))
 def test_whatever_fails_and_when_nothing_is_lost_or_doubled(
     block: int, attending: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    seeds = range(5000 + 30 * block, 5030 + 30 * block)
+    play(seeds, monkeypatch, FailingScenario, attend if attending else lambda scenario: None)
 
-    def attend(scenario: Scenario) -> None:
-        if attending:
-            scenario.attending, scenario.short = scenario.random.choice([1, 2, 3]), 1.0
-            scenario.devices, scenario.pipelined, scenario.window, scenario.anchored = 1, False, 0.0, True
 
-    play(seeds_of(block, 30, 5000), monkeypatch, FailingScenario, attend)
+class CrashingScenario(FailingScenario):
+    def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(seed, monkeypatch)
+        self.crash_rate = self.random.choice([0.02, 0.1, 0.3])
+        self.crashes = 0
+        for owner, name in STEPS:
+            monkeypatch.setattr(owner, name, self.faulty(getattr(owner, name)))
+
+    def faulty(self, works: Any) -> Any:
+        def crash(*arguments: Any, **options: Any) -> Any:
+            thread = self.interleaver.current
+            # Not in submit, cancel or close, whose callers see the exception.
+            mine = thread is not None and ("-worker-" in thread.name or "-expiry" in thread.name)
+            if mine and self.crashes < 12 and self.random.random() < self.crash_rate:
+                self.crashes += 1
+                raise SystemExit
+            return works(*arguments, **options)
+
+        return crash
+
+    def before_time_moves(self) -> None:
+        """Check only sizes, because a worker may be down."""
+        if self.served is not None:
+            sizes = self.served.statistics().sizes
+            assert sum(sizes.class_rows) == sizes.queued_rows
+
+    def check(self) -> None:
+        if self.crashes:
+            # Then every request may get this error.
+            self.gives_up, self.bugs = True, (BatcherError,)
+        super().check()
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_with_crashing_workers_nothing_is_lost_or_doubled(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashes: list[int] = []
+
+    class Counted(CrashingScenario):
+        def check(self) -> None:
+            super().check()
+            crashes.append(self.crashes)
+
+    play(range(9000 + 30 * block, 9030 + 30 * block), monkeypatch, Counted)
+    assert sum(crashes) > 30

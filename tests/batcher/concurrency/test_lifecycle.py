@@ -9,31 +9,10 @@ import numpy as np
 import pytest
 from batcher.conftest import Make
 from polling import until
-from support.batcher.rig import enqueue, error, ignore, occupy, reach, result
+from support.batcher.rig import enqueue, error, new_request, occupy, reach, result
 
 from tensorferry.batcher import Batcher, BatcherClosed, Outcome, RunTimedOut
-from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("max_batch_size", -1),
-        ("max_queue_delay", -0.001),
-        ("max_queue_delay", float("nan")),
-        ("max_queue_delay", float("inf")),
-        ("max_queue_size", 0),
-        ("max_queue_bytes", 0),
-        ("workers", 0),
-    ],
-)
-def test_a_bad_option_is_named_with_its_value(option: str, value: Any) -> None:
-    threads = threading.active_count()
-    with pytest.raises(ValueError, match=rf"^{option} is {value}; it must be at least \d and finite$"):
-        Batcher(lambda x: x, **{option: value})
-    # Another test's thread may end meanwhile.
-    assert threading.active_count() <= threads
 
 
 def test_leaving_the_context_finishes_accepted_requests(runner: ScriptedRunner) -> None:
@@ -44,18 +23,12 @@ def test_leaving_the_context_finishes_accepted_requests(runner: ScriptedRunner) 
     assert [result(future) for future in futures] == [0, 2]
 
 
-def test_the_worker_threads_have_names_and_end_at_close() -> None:
+def test_the_threads_have_names_and_end_at_close() -> None:
     batcher = Batcher(lambda x: x, workers=3, name="digits")
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("digits-worker-")]
-    assert [thread.name for thread in threads] == [f"digits-worker-{index}" for index in range(3)]
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("digits-")]
+    assert [thread.name[7:] for thread in threads] == ["worker-0", "worker-1", "worker-2", "expiry"]
     assert batcher.close()
     assert not any(thread.is_alive() for thread in threads)
-
-
-@pytest.mark.parametrize("workers", [1, 4])
-def test_idle_workers_wake_up_to_end(workers: int) -> None:
-    for _ in range(20):
-        assert Batcher(lambda x: x, workers=workers).close()
 
 
 @pytest.mark.parametrize("method", ["submit", "submit_rows"])
@@ -106,11 +79,11 @@ def test_after_a_flush_no_batch_waits_for_its_window(make: Make) -> None:
     assert result(batcher.submit(2.0)) == 2
 
 
-@pytest.mark.parametrize("how", ["cancelled", "dropped", "closed", "empty", "hung"])
-def test_drain_waits_for_the_completion_of_a_request_that_ended_without_a_batch(
+@pytest.mark.parametrize("how", ["answered", "expired", "cancelled", "dropped", "closed", "empty", "hung"])
+def test_drain_waits_for_the_completion_of_every_request(
     make: Make, runner: ScriptedRunner, clock: VirtualClock, how: str
 ) -> None:
-    """Another thread calls the completion, while no worker has anything to do."""
+    """Whichever thread calls it, while no worker has anything to do."""
     batcher = make(runner, 1, max_queue_size=1, priority_weights=(1, 1), clock=clock, name="drained")
     _, occupied = enqueue(batcher, [0.0])
     runner.await_batches(1)
@@ -120,19 +93,21 @@ def test_drain_waits_for_the_completion_of_a_request_that_ended_without_a_batch(
         completing.set()
         reach(may_return)
 
-    request = request_of(np.zeros((0 if how == "empty" else 1, 1)), complete, one_row=False)
-    if how == "hung":
+    request = new_request(
+        np.zeros((0 if how == "empty" else 1, 1)), complete, deadline=5.0 if how == "expired" else np.inf
+    )
+    if runs := how in ("answered", "hung"):
         runner.release()
         occupied.await_outcome()
     if how != "empty":
         batcher.enqueue(request)
-    if how == "hung":
+    if runs:
         runner.await_batches(2)
-    urgent = request_of(np.zeros((1, 1)), ignore, one_row=False)
-    urgent.priority = 1
     ends = {
+        "answered": runner.open,
+        "expired": lambda: clock.advance(5.0),
         "cancelled": lambda: batcher.cancel(request),
-        "dropped": lambda: batcher.enqueue(urgent),
+        "dropped": lambda: batcher.enqueue(new_request([1.0], priority=1)),
         "closed": lambda: batcher.close(drain=False),
         "empty": lambda: batcher.answer_empty(request, np.zeros((0, 1))),
         "hung": lambda: batcher.abort_hung_run(0, RunTimedOut("hung")),
@@ -143,7 +118,7 @@ def test_drain_waits_for_the_completion_of_a_request_that_ended_without_a_batch(
     runner.open()
     if how == "closed":
         until(lambda: not any(thread.name == "drained-worker-0" for thread in threading.enumerate()))
-    else:
+    elif how != "answered":
         clock.await_sleepers()
     drained = batcher.drain(0.0)
     may_return.set()
@@ -152,40 +127,55 @@ def test_drain_waits_for_the_completion_of_a_request_that_ended_without_a_batch(
     assert batcher.drain()
 
 
-def test_the_completion_of_a_cancel_may_drain_and_close(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner)
-    running = occupy(batcher, runner)
-    said: list[bool] = []
-    request = request_of(
-        np.zeros((1, 1)), lambda outcome: said.extend((batcher.drain(), batcher.close())), one_row=False
-    )
-    batcher.enqueue(request)
-    assert batcher.cancel(request)
+@pytest.mark.parametrize("how", ["answered", "expired", "cancelled", "inline"])
+def test_a_completion_may_drain_and_close(
+    make: Make, runner: ScriptedRunner, clock: VirtualClock, how: str
+) -> None:
+    """It cannot wait for its own thread. What is queued still runs, and the worker ends by itself."""
+    batcher, said, called = make(runner, 1, clock=clock), list[bool](), threading.Event()
+
+    def complete(outcome: Outcome) -> None:
+        said.extend((batcher.drain(), batcher.close()))
+        called.set()
+
+    request = new_request([1.0], complete, deadline=5.0 if how == "expired" else np.inf)
+    if how == "inline":
+        batcher.add_warmup_sample(1, 1e-6)
+        clock.await_sleepers()
+        runner.open()
+        batcher.enqueue(request, notify=False)
+        batcher.run_inline(1.0)
+    else:
+        running = occupy(batcher, runner)
+        batcher.enqueue(request)
+        queued = batcher.submit(2.0)
+        if how == "expired":
+            clock.await_sleepers(until=5.0)
+            clock.advance(5.0)
+        if how == "cancelled":
+            assert batcher.cancel(request)
+        if how == "answered":
+            runner.open()
+        reach(called)
+        runner.open()
+        assert (result(running), result(queued)) == (0, 4)
     assert said == [False, False]
-    runner.open()
-    assert result(running) == 0
     assert batcher.close()
 
 
-def test_close_without_drain_fails_queued_requests_at_once(make: Make, runner: ScriptedRunner) -> None:
+@pytest.mark.parametrize("how", [{"drain": False, "timeout": 0}, {"timeout": 0.001}], ids=str)
+def test_close_without_drain_or_after_its_timeout_fails_queued_requests(
+    make: Make, runner: ScriptedRunner, how: Any
+) -> None:
     batcher = make(runner)
     running, queued = occupy(batcher, runner), batcher.submit(1.0)
-    assert not batcher.close(drain=False, timeout=0), "a worker is still inside the model function"
+    assert not batcher.close(**how), "a worker is still inside the model function"
     assert isinstance(error(queued), BatcherClosed)
     assert not running.done()
     runner.open()
     assert batcher.close()
     assert result(running) == 0
     assert batcher.statistics().abandoned == 1
-
-
-def test_close_fails_queued_requests_after_its_timeout(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner)
-    running, queued = occupy(batcher, runner), batcher.submit(1.0)
-    assert not batcher.close(timeout=0.001)
-    assert isinstance(error(queued), BatcherClosed)
-    runner.open()
-    assert result(running) == 0
 
 
 def test_the_text_form_shows_the_load(make: Make, runner: ScriptedRunner) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.batcher.interleave import Interleaver, Lock
-from support.batcher.rig import ignore
+from support.batcher.rig import ignore, new_request
 
 import tensorferry.batcher
 from tensorferry.batcher import (
@@ -29,7 +29,6 @@ from tensorferry.batcher import (
     Request,
     RunTimedOut,
 )
-from tensorferry.batcher.execution.collate import request_of
 
 # Every option that has an object of its own in the queue is in one of these.
 WORLDS: tuple[dict[str, Any], ...] = (
@@ -122,7 +121,7 @@ class Load:
         shape = (9 if turn == 50 else turn % 3, 2 if turn in (125, 126, 127) else 1)
         deadline = self.interleaver.now() + 0.04 if turn % 4 else np.inf
         x = np.full(shape, turn)
-        request = request_of(x, ignore, one_row=False, deadline=deadline)
+        request = new_request(x, ignore, deadline=deadline)
         request.client, request.priority = f"client {turn % 3}", turn % (batcher.priorities + 1)
         try:
             batcher.queue_full()

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from support.batcher.rig import Recorder, enqueue, occupy, reach, result
+from support.batcher.rig import Recorder, enqueue, new_request, occupy, reach, takes
 
-from tensorferry.batcher import Batcher, BatcherClosed, Outcome, Request
-from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher import Outcome, Request
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
@@ -41,7 +40,7 @@ def test_cancel_just_after_the_answer(make: Make, runner: ScriptedRunner) -> Non
     occupy(batcher, runner)
     second: list[Request] = []
     cancelled: list[bool] = []
-    first = request_of([1.0], lambda _: cancelled.append(batcher.cancel(second[0])), one_row=False)
+    first = new_request([1.0], lambda _: cancelled.append(batcher.cancel(second[0])))
     batcher.enqueue(first)
     request, recorder = enqueue(batcher, [2.0])
     second.append(request)
@@ -60,7 +59,7 @@ def test_cancel_of_a_request_from_its_own_completion(make: Make) -> None:
         cancelled.append(batcher.cancel(request))
         done.set()
 
-    request = request_of(np.zeros(5), complete, one_row=False)
+    request = new_request(np.zeros(5), complete)
     batcher.enqueue(request)
     reach(done)
     assert batcher.close()
@@ -81,26 +80,6 @@ def test_cancel_after_the_deadline_but_before_the_worker_saw_it(
     assert recorder.kind == "DeadlineExceeded"
 
 
-def test_cancel_after_the_worker_saw_the_deadline(
-    make: Make, runner: ScriptedRunner, clock: VirtualClock
-) -> None:
-    batcher = make(runner, clock=clock)
-    occupy(batcher, runner)
-    second: list[Request] = []
-    cancelled: list[bool] = []
-    first = request_of(
-        [1.0], lambda _: cancelled.append(batcher.cancel(second[0])), one_row=False, deadline=5.0
-    )
-    batcher.enqueue(first)
-    request, recorder = enqueue(batcher, [2.0], deadline=5.0)
-    second.append(request)
-    clock.advance(5)
-    runner.open()
-    assert batcher.close()
-    assert cancelled == [False]
-    assert recorder.kind == "DeadlineExceeded"
-
-
 def test_cancel_between_the_closing_of_a_batch_and_its_join(
     make: Make, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
@@ -109,9 +88,7 @@ def test_cancel_between_the_closing_of_a_batch_and_its_join(
     occupy(batcher, runner)
     members: list[tuple[Request, Recorder]] = []
     cancelled: list[bool] = []
-    expiring = request_of(
-        [0.0], lambda _: cancelled.append(batcher.cancel(members[0][0])), one_row=False, deadline=5.0
-    )
+    expiring = new_request([0.0], lambda _: cancelled.append(batcher.cancel(members[0][0])), deadline=5.0)
     batcher.enqueue(expiring)
     members += [enqueue(batcher, [value]) for value in (1.0, 2.0)]
     clock.advance(5)
@@ -128,68 +105,7 @@ def test_a_deadline_that_passes_with_the_answer(
 ) -> None:
     """An answer at the deadline itself is late; before it, in time."""
 
-    def model_fn(x: Any) -> Any:
-        clock.advance(seconds)
-        return x
-
-    batcher = make(model_fn, clock=clock)
+    batcher = make(takes(clock, seconds), clock=clock)
     _, recorder = enqueue(batcher, [1.0], deadline=5.0)
     assert batcher.close()
     assert recorder.kind == kind
-
-
-def test_a_future_is_cancelled_once(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner)
-    future = occupy(batcher, runner)
-    assert future.cancel()
-    assert future.cancel(), "as concurrent.futures has it: it is cancelled"
-    assert batcher.statistics().cancelled == 1
-
-
-def test_submit_from_the_model_while_closing_is_refused(make: Make) -> None:
-    seen: list[BaseException] = []
-
-    def model_fn(x: Any) -> Any:
-        try:
-            batcher.submit(1.0)
-        except BatcherClosed as error:
-            seen.append(error)
-        return x
-
-    runner = ScriptedRunner(model_fn, gated=True)
-    batcher = make(runner)
-    future = occupy(batcher, runner)
-    assert not batcher.drain(timeout=0)
-    runner.open()
-    assert batcher.close()
-    assert result(future) == 0
-    assert len(seen) == 1
-
-
-@pytest.mark.parametrize("method", ["close", "drain"])
-def test_a_completion_may_end_the_batcher(make: Make, runner: ScriptedRunner, method: str) -> None:
-    """The batcher cannot wait for its own thread, so the worker finishes the queue and ends."""
-    batcher: Batcher = make(runner, 1)
-    first = occupy(batcher, runner)
-    rest = [batcher.submit(float(tag)) for tag in range(3)]
-    ended: list[bool] = []
-    first.add_done_callback(lambda _: ended.append(getattr(batcher, method)()))
-    runner.open()
-    assert [result(future) for future in rest] == [0, 2, 4]
-    assert ended == [False]
-    assert batcher.close()
-
-
-def test_drain_does_not_return_before_the_last_completion_has(make: Make) -> None:
-    entered, leave = threading.Event(), threading.Event()
-
-    def complete(outcome: Outcome) -> None:
-        entered.set()
-        reach(leave)
-
-    batcher = make(lambda x: x)
-    batcher.enqueue(request_of([1.0], complete, one_row=False))
-    reach(entered)
-    assert not batcher.drain(timeout=0)
-    leave.set()
-    assert batcher.drain()

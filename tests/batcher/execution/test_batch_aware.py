@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import pytest
 from batcher.conftest import Make
-from support.batcher.rig import Recorder, fails_below_zero, ignore, reach
+from support.batcher.rig import enqueue, fails_below_zero, reach
 
-from tensorferry.batcher import BatchAware, Batcher, DeadlineExceeded, OutOfMemory, Request
-from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher import BatchAware, DeadlineExceeded, OutOfMemory, Request
 from tensorferry.batcher.testing import VirtualClock
 
 
@@ -49,16 +45,6 @@ class TwoSteps:
         return fails_below_zero(x)
 
 
-def send(
-    batcher: Batcher, tag: str, x: Sequence[float], deadline: float = math.inf
-) -> tuple[Request, Recorder]:
-    recorder = Recorder()
-    request = request_of(np.asarray(x, float), recorder, one_row=False, deadline=deadline)
-    request.tag = tag
-    batcher.enqueue(request)
-    return request, recorder
-
-
 def test_each_run_gets_its_requests_in_the_order_of_their_rows(make: Make, clock: VirtualClock) -> None:
     def step(x: Any, requests: Sequence[Request]) -> Any:
         assert sum(request.rows for request in requests) == len(x)
@@ -68,7 +54,7 @@ def test_each_run_gets_its_requests_in_the_order_of_their_rows(make: Make, clock
     assert isinstance(model, BatchAware)
     assert not isinstance(step, BatchAware)
     batcher = make(model, 6, max_queue_delay=1.0, clock=clock)
-    recorders = [send(batcher, tag, x)[1] for tag, x in (("a", [1, 2]), ("b", [-3]), ("c", [4, 5, 6]))]
+    recorders = [enqueue(batcher, x, tag=tag)[1] for tag, x in (("a", [1, 2]), ("b", [-3]), ("c", [4, 5, 6]))]
     assert [recorder.await_outcome().error is None for recorder in recorders] == [True, False, True]
     assert recorders[2].only.outputs.tolist() == [8, 10, 12]
     assert model.seen == [["a", "b", "c"], ["a", "b"], ["a"], ["b"], ["c"]]
@@ -90,7 +76,7 @@ class InSteps:
 
 def test_the_ends_of_the_steps_are_in_the_batch_of_each_answer(make: Make, clock: VirtualClock) -> None:
     batcher = make(InSteps(), 2, max_queue_delay=1.0, clock=clock)
-    recorders = [send(batcher, tag, x)[1] for tag, x in (("a", [1]), ("b", [-3]))]
+    recorders = [enqueue(batcher, x, tag=tag)[1] for tag, x in (("a", [1]), ("b", [-3]))]
     for recorder in recorders:
         recorder.await_outcome()
     # The second run is that of the good half.
@@ -98,7 +84,7 @@ def test_the_ends_of_the_steps_are_in_the_batch_of_each_answer(make: Make, clock
     assert batch is not None
     assert batch.step_ends == [("a", 2), ("b", 2.5)]
     plain = make(fails_below_zero, 2, clock=clock)
-    outcome = send(plain, "c", [1])[1].await_outcome()
+    outcome = enqueue(plain, [1], tag="c")[1].await_outcome()
     assert outcome.batch is not None
     assert outcome.batch.step_ends == ()
 
@@ -112,7 +98,7 @@ def test_a_request_that_runs_in_parts_is_seen_by_its_tag(make: Make) -> None:
         return x * 2
 
     model = Aware(step)
-    _, recorder = send(make(model, 4), "a", [1, 2, 3, 4])
+    _, recorder = enqueue(make(model, 4), [1, 2, 3, 4], tag="a")
     assert recorder.await_outcome().outputs.tolist() == [2, 4, 6, 8]
     assert model.seen == [["a"]] * 3
 
@@ -132,33 +118,16 @@ def test_a_staged_function_gets_its_requests_too(make: Make) -> None:
             return outputs * 10
 
     model = Staged(lambda x, requests: x)
-    _, recorder = send(make(model), "a", [1.0])
+    _, recorder = enqueue(make(model), [1.0], tag="a")
     assert recorder.await_outcome().outputs.tolist() == [20]
     assert model.seen == [["a"]]
-
-
-def test_a_request_is_wanted_until_its_deadline_or_its_cancel(make: Make, clock: VirtualClock) -> None:
-    model = TwoSteps(clock)
-    batcher = make(model, 4, max_queue_delay=1.0, clock=clock)
-    (gone, cancelled), (_, late), (_, answered) = (
-        send(batcher, "gone", [1.0]),
-        send(batcher, "late", [2.0], deadline=5.0),
-        send(batcher, "answered", [3.0, 4.0]),
-    )
-    reach(model.between)
-    assert batcher.cancel(gone)
-    clock.advance(5.0)
-    model.go_on.set()
-    assert answered.await_outcome().outputs.tolist() == [6, 8]
-    assert model.wanted == [[False, False, True]]
-    assert [cancelled.kind, late.kind] == ["Cancelled", "DeadlineExceeded"]
 
 
 def test_nothing_more_runs_for_a_batch_of_which_no_request_is_wanted(make: Make, clock: VirtualClock) -> None:
     model = TwoSteps(clock)
     batcher = make(model, 4, max_queue_delay=1.0, clock=clock)
-    late = [send(batcher, "late", [value], deadline=5.0)[1] for value in (1.0, 2.0, 3.0)]
-    gone, cancelled = send(batcher, "gone", [4.0])
+    late = [enqueue(batcher, [value], tag="late", deadline=5.0)[1] for value in (1.0, 2.0, 3.0)]
+    gone, cancelled = enqueue(batcher, [4.0], tag="gone")
     reach(model.between)
     assert batcher.cancel(gone)
     clock.advance(5.0)
@@ -177,8 +146,8 @@ def test_after_an_error_no_request_runs_again_whose_deadline_has_passed(
 ) -> None:
     model = TwoSteps(clock)
     batcher = make(model, 4, max_queue_delay=1.0, clock=clock)
-    late = [send(batcher, "late", [value], deadline=5.0)[1] for value in (1.0, 2.0)]
-    rest = [send(batcher, "rest", [value])[1] for value in (3.0, -4.0)]
+    late = [enqueue(batcher, [value], tag="late", deadline=5.0)[1] for value in (1.0, 2.0)]
+    rest = [enqueue(batcher, [value], tag="rest")[1] for value in (3.0, -4.0)]
     reach(model.between)
     clock.advance(5.0)
     model.go_on.set()
@@ -186,9 +155,3 @@ def test_after_an_error_no_request_runs_again_whose_deadline_has_passed(
     assert batcher.drain()
     assert [recorder.kind for recorder in late] == ["DeadlineExceeded"] * 2
     assert model.second == [[1, 2, 3, -4], [3], [-4]]
-
-
-@pytest.mark.parametrize("now", [-1.0, 0.0, 5.0, math.inf])
-def test_what_is_wanted_is_decided_by_the_given_time(now: float) -> None:
-    request = request_of(1.0, ignore, one_row=True, deadline=5.0)
-    assert request.is_wanted(now) is (now < 5.0)

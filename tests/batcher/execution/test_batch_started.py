@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from batcher.conftest import Make
-from support.batcher.rig import Recorder, enqueue, fails_below_zero, occupy
+from support.batcher.rig import enqueue, fails_below_zero, occupy
 
-from tensorferry.batcher import Request, Tensor
+from tensorferry.batcher import Request
 from tensorferry.batcher.testing import ScriptedRunner
 
 
@@ -51,23 +50,7 @@ def test_each_run_is_announced_before_it_and_at_its_end(make: Make) -> None:
 
 def test_parts_of_a_split_request_have_its_owner(make: Make) -> None:
     owners: list[object] = []
-    batcher = make(
-        lambda x: x,
-        max_batch_size=2,
-        batch_started=lambda batch: owners.extend(request.owner for request in batch),
-    )
-    recorder = Recorder()
-    x = np.arange(5, dtype=np.float32)
-    batcher.enqueue(
-        Request(
-            (Tensor(x.dtype, x.shape, x),),
-            recorder,
-            names=None,
-            rows=5,
-            nbytes=x.nbytes,
-            deadline=math.inf,
-            owner="the caller's",
-        )
-    )
-    assert recorder.await_outcome().outputs.tolist() == x.tolist()
+    batcher = make(lambda x: x, 2, batch_started=lambda batch: owners.extend(each.owner for each in batch))
+    _, recorder = enqueue(batcher, np.arange(5.0), owner="the caller's")
+    assert recorder.await_outcome().outputs.tolist() == [0, 1, 2, 3, 4]
     assert owners == ["the caller's"] * 3

@@ -12,17 +12,17 @@ import pytest
 from batcher.conftest import Make
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batcher.rig import error, ignore, occupy, reproducible, result
+from support.batcher.rig import error, ignore, new_request, reproducible, result
 
 from tensorferry.batcher import InvalidRequest, ModelOutputError, Request, Tensor
-from tensorferry.batcher.execution.collate import join, request_of, split
+from tensorferry.batcher.execution.collate import join, split
 from tensorferry.batcher.testing import ScriptedRunner
 
 Array = npt.NDArray[Any]
 
 
 def requests_of(*arrays: Any) -> list[Request]:
-    return [request_of(array, ignore, one_row=False) for array in arrays]
+    return [new_request(array, ignore) for array in arrays]
 
 
 def masked() -> Array:
@@ -34,14 +34,11 @@ def masked() -> Array:
 ARRAYS: dict[str, Callable[[], Array]] = {
     "bool": lambda: np.array([True, False, True]),
     "uint8": lambda: np.arange(6, dtype=np.uint8).reshape(3, 2),
-    "int64": lambda: np.arange(6).reshape(3, 2, 1),
     "big-endian": lambda: np.arange(4, dtype=">f4"),
-    "float16": lambda: np.arange(6, dtype=np.float16).reshape(3, 2),
     "bfloat16": lambda: np.arange(6).reshape(3, 2).astype(ml_dtypes.bfloat16),
     "float8": lambda: np.arange(3).astype(ml_dtypes.float8_e4m3fn),
     "complex": lambda: np.array([1 + 2j, 3 - 4j]),
     "datetime": lambda: np.array(["2024-02-29", "1969-07-20", "NaT"], dtype="datetime64[s]"),
-    "timedelta": lambda: np.array([1, 2, 3], dtype="timedelta64[ms]"),
     "structured": lambda: np.array([(1, 2.5), (3, 4.5)], dtype=[("a", "i4"), ("b", "f8")]),
     "objects": lambda: np.array([{"a": 1}, None, [1, 2]], dtype=object),
     "strings": lambda: np.array([["a", "bcd"], ["", "ü"]]),
@@ -49,7 +46,6 @@ ARRAYS: dict[str, Callable[[], Array]] = {
     "read-only": masked,
     "fortran order": lambda: np.asfortranarray(np.arange(12).reshape(3, 4)),
     "transposed": lambda: np.arange(12).reshape(3, 4).T,
-    "every second row": lambda: np.arange(24).reshape(6, 4)[::2],
     "backwards": lambda: np.arange(6)[::-1],
     "broadcast": lambda: np.broadcast_to(np.float32(7), (3, 2)),
     "no rows": lambda: np.zeros((0, 3), np.float32),
@@ -72,15 +68,6 @@ def test_join_and_split_return_the_same_array(name: str) -> None:
             np.testing.assert_array_equal(part, expected)
 
 
-@pytest.mark.parametrize("name", ARRAYS)
-@pytest.mark.parametrize("size", [1, 2, 32])
-def test_an_identity_model_returns_its_input(make: Make, name: str, size: int) -> None:
-    expected = ARRAYS[name]()
-    answer = result(make(lambda x: x, size).submit_rows(ARRAYS[name]()))
-    np.testing.assert_array_equal(answer, expected)
-    assert answer.shape == expected.shape
-
-
 @pytest.mark.parametrize(("start", "copied"), [(8, False), (9, True)])
 def test_a_single_request_reads_an_aligned_part_of_its_message_in_place(start: int, copied: bool) -> None:
     expected = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -101,7 +88,7 @@ def test_a_part_of_a_callers_array_is_copied() -> None:
     assert not np.shares_memory(joined, array)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32, ml_dtypes.bfloat16, "datetime64[s]"])
+@pytest.mark.parametrize("dtype", [np.uint8, "datetime64[s]"])
 def test_large_requests_are_joined_in_order(dtype: Any) -> None:
     """More than 4 MiB, which are on huge pages."""
     arrays = [np.full((1 + n, 1 << 20), n, np.uint8).astype(dtype) for n in range(3)]
@@ -133,15 +120,6 @@ def test_submit_takes_and_returns_a_row_without_the_batch_axis(make: Make) -> No
     answer = result(batcher.submit(np.arange(3)))
     assert answer["sum"] == 3
     assert answer["same"].tolist() == answer["list"] == [0, 1, 2]
-
-
-def test_a_request_of_zero_rows_shares_a_batch(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner)
-    occupy(batcher, runner)
-    futures = [batcher.submit_rows(np.zeros(count)) for count in (0, 2, 0, 1)]
-    runner.open()
-    assert [len(result(future)) for future in futures] == [0, 2, 0, 1]
-    assert len(runner.batches) == 2
 
 
 @pytest.mark.parametrize(
@@ -211,16 +189,6 @@ def test_a_result_that_cannot_be_copied_is_an_error(make: Make) -> None:
     assert isinstance(error(batcher.submit_rows([1.0])), MemoryError)
 
 
-def test_joining_does_not_write_to_the_callers_arrays(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner)
-    occupy(batcher, runner)
-    arrays = [np.full(2, float(tag)) for tag in range(3)]
-    futures = [batcher.submit_rows(array) for array in arrays]
-    runner.open()
-    assert [result(future).tolist() for future in futures] == [[0, 0], [2, 2], [4, 4]]
-    assert [array.tolist() for array in arrays] == [[0, 0], [1, 1], [2, 2]]
-
-
 @pytest.mark.parametrize(
     "values", [np.ones((1, 2)), np.array(["a"]), np.ones((1, 1 << 20))], ids=["numbers", "strings", "large"]
 )
@@ -234,9 +202,3 @@ def test_inputs_are_read_only_however_many_requests_are_joined(
     assert len(array) == requests
     with pytest.raises(ValueError, match="read-only"):
         array[0] = array[0]
-
-
-def test_a_request_of_bytes_is_read_only_as_joined_ones_are() -> None:
-    tensor = Tensor(np.dtype("f4"), (1, 2), bytes(8))
-    requests = [Request((tensor,), ignore, names=None, rows=1, nbytes=8, key=0) for _ in range(2)]
-    assert [join(requests[:count]).flags.writeable for count in (1, 2)] == [False, False]

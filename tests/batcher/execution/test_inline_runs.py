@@ -19,10 +19,9 @@ from support.batcher.inline_runs import (
     short_batches,
     wake_ups,
 )
-from support.batcher.rig import Recorder, enqueue, reach
+from support.batcher.rig import Recorder, enqueue, new_request
 
 from tensorferry.batcher import Batcher, Outcome, RunTimedOut
-from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.learning.return_model import ReturnModel
 from tensorferry.batcher.testing import VirtualClock
 
@@ -63,12 +62,6 @@ def test_all_queued_requests_run_batch_by_batch(
     assert all(recorder.kind == "answered" for recorder in recorders)
 
 
-def test_a_request_enqueued_with_notification_is_run_by_a_worker(batcher: Batcher, model: Model) -> None:
-    _, recorder = enqueue(batcher, [1.0])
-    recorder.await_outcome()
-    assert not model.here
-
-
 @pytest.mark.parametrize("anchors", [(), (LONG, LONG), (SHORT, LONG)], ids=["unknown", "long", "as large"])
 def test_a_worker_is_woken_for_a_batch_that_may_be_long(
     make: Make, model: Model, clock: VirtualClock, anchors: tuple[float, ...]
@@ -88,7 +81,7 @@ def test_one_bucket_with_long_batches_is_enough_to_wake_a_worker(
     batcher: Batcher, model: Model, clock: VirtualClock
 ) -> None:
     """The bucket is chosen only when a batch is closed."""
-    wide = request_of(np.ones((1, 2)), Recorder(), one_row=False)
+    wide = new_request(np.ones((1, 2)), Recorder())
     batcher.add_warmup_sample(4, LONG, wide.key)
     _, recorder, _ = quietly(batcher, [1.0])
     batcher.enqueue(wide, notify=False)
@@ -99,10 +92,10 @@ def test_one_bucket_with_long_batches_is_enough_to_wake_a_worker(
 
 @pytest.mark.parametrize(
     "options",
-    [{"workers": 2}, {"pipelined": True}, {"max_queue_delay": 1.0}],
+    [{"workers": 2}, {"pipelined": True}, {"max_queue_delay": 1.0}, {"steady": False}],
     ids=lambda each: next(iter(each)),
 )
-def test_a_worker_is_woken_if_there_are_windows_or_several_devices(
+def test_a_worker_is_woken_if_there_are_windows_or_several_devices_or_runs_are_unsteady(
     make: Make, clock: VirtualClock, options: dict[str, Any]
 ) -> None:
     threads: list[threading.Thread] = []
@@ -114,7 +107,7 @@ def test_a_worker_is_woken_if_there_are_windows_or_several_devices(
     batcher = make(model_fn, 4, clock=clock, **options)
     for rows in (1, 4):
         batcher.add_warmup_sample(rows, SHORT)
-    clock.await_sleepers(1 if "max_queue_delay" in options else 2, until=math.inf)
+    clock.await_sleepers(2 if {"workers", "pipelined"} & options.keys() else 1, until=math.inf)
     _, recorder, call = quietly(batcher, [1.0])
     assert call
     assert batcher.run_inline(MOST) == math.inf
@@ -124,19 +117,6 @@ def test_a_worker_is_woken_if_there_are_windows_or_several_devices(
         clock.advance(1.0)
     recorder.await_outcome()
     assert threads != [threading.current_thread()]
-
-
-def test_a_busy_worker_runs_the_next_batch_too(batcher: Batcher, model: Model, clock: VirtualClock) -> None:
-    go = threading.Event()
-    model.script = [lambda: reach(go)]
-    _, first = enqueue(batcher, [1.0])
-    _, second, call = quietly(batcher, [2.0])
-    if call:
-        assert batcher.run_inline(MOST) == math.inf
-    go.set()
-    first.await_outcome()
-    second.await_outcome()
-    assert threading.current_thread() not in model.threads
 
 
 @pytest.mark.parametrize("what", ["the run", "a run that fails", "an answer"])
@@ -167,7 +147,7 @@ def test_after_a_very_long_batch_workers_run_all_batches_for_a_second(
 
     model.script = [{"the run": long, "a run that fails": fail}.get(what, lambda: None)]
     complete = take_long if what == "an answer" else Recorder()
-    batcher.enqueue(request_of([1.0], complete, one_row=False), notify=False)
+    batcher.enqueue(new_request([1.0], complete), notify=False)
     batcher.run_inline(MOST)
     assert model.here
     assert not serve()
@@ -267,18 +247,6 @@ def test_it_returns_until_when_to_wait_for_clients(
 
 
 @pytest.mark.usefixtures("loyal")
-def test_the_wait_ends_when_all_clients_are_back(batcher: Batcher, model: Model, clock: VirtualClock) -> None:
-    quietly(batcher, [1.0])
-    batcher.run_inline(MOST)
-    quietly(batcher, [2.0])
-    assert batcher.run_inline(MOST) == 11.0
-    assert quietly(batcher, [3.0])[2], "there is nothing left to wait for"
-    assert batcher.run_inline(MOST) == math.inf
-    assert model.batches == [[1.0], [2.0, 3.0]]
-    assert model.here
-
-
-@pytest.mark.usefixtures("loyal")
 def test_only_the_last_client_ends_the_wait(
     batcher: Batcher, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,8 +301,8 @@ def test_the_calling_thread_completes_expired_requests(
     batcher: Batcher, model: Model, clock: VirtualClock
 ) -> None:
     threads: list[threading.Thread] = []
-    request = request_of(
-        [1.0], lambda _: threads.append(threading.current_thread()), one_row=False, deadline=clock.now() + 0.5
+    request = new_request(
+        [1.0], lambda _: threads.append(threading.current_thread()), deadline=clock.now() + 0.5
     )
     batcher.enqueue(request, notify=False)
     clock.advance(1.0)
@@ -344,14 +312,3 @@ def test_the_calling_thread_completes_expired_requests(
     _, recorder, _ = quietly(batcher, [2.0])
     assert batcher.run_inline(MOST) == math.inf
     assert recorder.kind == "answered"
-
-
-def test_an_unsteady_model_runs_on_its_worker(make: Make, model: Model, clock: VirtualClock) -> None:
-    batcher = make(model, 4, clock=clock, steady=False)
-    for rows in (1, 4):
-        batcher.add_warmup_sample(rows, SHORT)
-    await_worker(clock)
-    _, recorder, _ = quietly(batcher, [1.0])
-    assert batcher.run_inline(MOST) == math.inf
-    assert recorder.await_outcome().outputs.tolist() == [2.0]
-    assert not model.here

@@ -8,11 +8,10 @@ import threading
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from support.batcher.inline_runs import LONG, MOST, Model, elsewhere, polls, quietly, short_batches, wake_ups
-from support.batcher.rig import PATIENCE, Recorder, enqueue, reach
+from support.batcher.inline_runs import LONG, MOST, Model, elsewhere, quietly, short_batches, wake_ups
+from support.batcher.rig import PATIENCE, Recorder, enqueue, new_request
 
 from tensorferry.batcher import Batcher, Outcome
-from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.testing import VirtualClock
 
 
@@ -40,32 +39,12 @@ def test_requests_of_others_run_after_the_inline_batch(
     assert (recorder.kind, others[0].kind) == ("answered", "answered")
 
 
-def test_a_woken_worker_leaves_the_requests_to_the_thread_that_runs_the_batch(
-    batcher: Batcher, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, others = polls(monkeypatch), []
-
-    def another() -> None:
-        elsewhere(lambda: others.append(enqueue(batcher, [2.0])[1]))
-        ready = batcher._queue._devices.each[0].ready
-        with ready:
-            ready.notify()
-        reach(asked)
-
-    model.script = [another]
-    quietly(batcher, [1.0])
-    assert batcher.run_inline(MOST) == math.inf
-    assert model.batches == [[1.0], [2.0]]
-    assert model.here
-    assert others[0].kind == "answered"
-
-
 def test_requests_of_others_are_run_by_a_worker_if_they_may_be_long(
     batcher: Batcher, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others: list[Recorder] = []
     wide = np.ones((1, 2))
-    batcher.add_warmup_sample(1, LONG, request_of(wide, Recorder(), one_row=False).key)
+    batcher.add_warmup_sample(1, LONG, new_request(wide, Recorder()).key)
     model.script = [lambda: elsewhere(lambda: others.append(enqueue(batcher, wide)[1]))]
     quietly(batcher, [1.0])
     assert batcher.run_inline(MOST) == math.inf
@@ -94,11 +73,11 @@ def test_a_completion_may_enqueue_and_run_inline(batcher: Batcher, model: Model)
     again = Recorder()
 
     def complete(outcome: Outcome) -> None:
-        batcher.enqueue(request_of([2.0], again, one_row=False), notify=False)
+        batcher.enqueue(new_request([2.0], again), notify=False)
         assert batcher.run_inline(MOST) == math.inf
         assert not again.outcomes
 
-    batcher.enqueue(request_of([1.0], complete, one_row=False), notify=False)
+    batcher.enqueue(new_request([1.0], complete), notify=False)
     assert batcher.run_inline(MOST) == math.inf
     assert again.only.outputs.tolist() == [4.0]
 
@@ -137,38 +116,3 @@ def test_drain_waits_for_an_inline_run(batcher: Batcher, model: Model, clock: Vi
     drain.join(PATIENCE)
     assert drained == [True]
     assert recorder.kind == "answered"
-
-
-@pytest.mark.parametrize("drain", [False, True])
-def test_a_close_during_an_inline_run_ends_the_worker_afterwards(
-    batcher: Batcher, model: Model, clock: VirtualClock, drain: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The worker woke for the close, and waited again because the device was in use."""
-    asked, closed, late = polls(monkeypatch), [], []
-    close = threading.Thread(target=lambda: closed.append(batcher.close(drain=drain)))
-
-    def during() -> None:
-        late.append(quietly(batcher, [2.0])[1])
-        close.start()
-        reach(asked)
-        # The worker has handled both wake-ups: of the close and, without drain, of the dropped requests.
-        clock.await_sleepers(2 if drain else 1)
-
-    model.script = [during]
-    _, recorder, _ = quietly(batcher, [1.0])
-    assert batcher.run_inline(MOST) == math.inf
-    close.join(PATIENCE)
-    assert closed == [True]
-    assert recorder.kind == "answered"
-    assert late[0].kind == ("answered" if drain else "BatcherClosed")
-
-
-@pytest.mark.parametrize("end", ["drain", "close"])
-def test_a_completion_that_closes_the_batcher_does_not_wait_for_itself(batcher: Batcher, end: str) -> None:
-    ended: list[bool] = []
-    batcher.enqueue(
-        request_of([1.0], lambda _: ended.append(getattr(batcher, end)()), one_row=False), notify=False
-    )
-    assert batcher.run_inline(MOST) == math.inf
-    assert ended == [False]
-    assert batcher.close(), "another thread waits"

@@ -8,19 +8,9 @@ from typing import Any
 import pytest
 from batcher.conftest import Make
 from polling import until
-from support.batcher.rig import (
-    PATIENCE,
-    Recorder,
-    enqueue,
-    error,
-    fails_below_zero,
-    reach,
-    result,
-    rows,
-)
+from support.batcher.rig import Recorder, enqueue, error, fails_below_zero, new_request, reach, result, rows
 
-from tensorferry.batcher import Batcher, BatcherClosed, Outcome
-from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher import Batcher, Outcome
 from tensorferry.batcher.learning.return_model import ReturnModel
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
@@ -70,15 +60,6 @@ def test_the_next_batch_is_closed_just_in_time_and_not_earlier(
     assert [one.only.outputs.tolist() for one in (first, second, third, late)] == [[2], [4], [6], [8]]
 
 
-def test_a_device_that_is_free_early_gets_the_next_batch_at_once(
-    batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
-) -> None:
-    enqueue(batcher, [1.0])
-    runner.release()
-    runner.await_batches(2)
-    assert clock.now() == 0
-
-
 def test_at_most_two_batches_are_in_flight(
     batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
@@ -100,7 +81,7 @@ def test_requests_are_completed_while_the_device_runs_the_next_batch(make: Make)
         entered.set()
         reach(leave)
 
-    batcher.enqueue(request_of([1.0], complete, one_row=False))
+    batcher.enqueue(new_request([1.0], complete))
     runner.release()
     reach(entered)
     _, other = enqueue(batcher, [2.0])
@@ -131,38 +112,9 @@ def test_a_failure_releases_the_device(make: Make, model_fn: Any) -> None:
     assert batcher.drain()
 
 
-def test_a_failing_join_releases_the_device(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    batcher = make(lambda x: x, pipelined=True)
-    with monkeypatch.context() as patch:
-        patch.setattr("tensorferry.batcher.execution.executor.join", lambda batch: 1 / 0)
-        assert isinstance(error(batcher.submit(1.0)), ZeroDivisionError)
-    # A device that is not released takes at most two batches.
-    assert [result(batcher.submit(value)) for value in (1.0, 2.0, 3.0)] == [1.0, 2.0, 3.0]
-    assert batcher.drain()
-
-
-@pytest.mark.parametrize("drain", [True, False])
-def test_close_with_two_batches_in_flight(
-    batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock, drain: bool
-) -> None:
-    recorders = [enqueue(batcher, [float(tag)])[1] for tag in range(1, 7)]
-    leave_just_in_time(clock)
-    until(lambda: batcher.statistics().sizes.queued <= 2)
-    closed: list[bool] = []
-    closer = threading.Thread(target=lambda: closed.append(batcher.close(drain=drain)))
-    closer.start()
-    if not drain:
-        assert isinstance(recorders[5].await_outcome().error, BatcherClosed)
-    runner.open()
-    closer.join(PATIENCE)
-    assert closed == [True]
-    assert [one.kind for one in recorders[:4]] == ["answered"] * 4
-    assert [one.kind for one in recorders[4:]] == ["answered" if drain else "BatcherClosed"] * 2
-
-
 def test_an_idle_device_gets_a_batch_before_a_busy_one(make: Make) -> None:
     """Even while nothing is known of batch times."""
-    for _ in range(30):
+    for _ in range(5):
         runners = [ScriptedRunner(gated=True) for _ in range(3)]
         clock = VirtualClock()
         batcher = make(runners, 1, pipelined=True, clock=clock)
@@ -184,14 +136,10 @@ class Expecting(ReturnModel):
 def test_if_clients_return_the_next_batch_waits_for_the_answers_unless_it_is_full(
     clock: VirtualClock, others: int
 ) -> None:
-    queue = RequestQueue(
-        BatcherSettings(4, 0.0, max_queue_size=100, max_queue_bytes=1000, pipelined=True),
-        clock,
-        returns=Expecting(),
-    )
+    queue = RequestQueue(BatcherSettings(4, pipelined=True), clock, returns=Expecting())
 
     def put() -> None:
-        queue.put([request_of([1.0], Recorder(), one_row=False)])
+        queue.put([new_request([1.0], Recorder())])
 
     put()
     first = queue.poll()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 from batcher.conftest import Make
 from hypothesis import given
 from hypothesis import strategies as st
 from support.batcher.rig import enqueue, error, fails_below_zero, occupy, reproducible, result, rows
 
-from tensorferry.batcher import Batcher, BatchFailed, Cancelled, QueueFull
+from tensorferry.batcher import Batcher, BatchFailed, QueueFull
 from tensorferry.batcher.testing import ScriptedRunner
 
 
@@ -92,38 +91,6 @@ def test_an_error_does_not_refer_to_the_batch(make: Make) -> None:
     assert caught.__cause__ is None
 
 
-def test_a_request_of_several_rows_fails_as_a_whole(make: Make) -> None:
-    runner = ScriptedRunner(fails_below_zero, gated=True)
-    batcher = make(runner)
-    occupy(batcher, runner)
-    futures = [batcher.submit_rows(np.array(values)) for values in ([1.0, 2.0], [3.0, -4.0, 5.0])]
-    runner.open()
-    assert result(futures[0]).tolist() == [2, 4]
-    assert isinstance(error(futures[1]), ValueError)
-    assert rows(runner, 1) == [[1, 2, 3, -4, 5], [1, 2], [3, -4, 5]]
-
-
-def test_if_the_model_always_fails_each_request_fails_once_and_the_batcher_goes_on(make: Make) -> None:
-    broken = True
-
-    def model_fn(x: Any) -> Any:
-        if broken:
-            raise RuntimeError("broken")
-        return x
-
-    runner = ScriptedRunner(model_fn, gated=True)
-    batcher = make(runner)
-    occupied = occupy(batcher, runner)
-    futures = [batcher.submit(float(tag)) for tag in range(8)]
-    runner.release(16)
-    for future in [occupied, *futures]:
-        assert isinstance(error(future), RuntimeError)
-    assert len(runner.batches) == 1 + 15
-    broken = False
-    runner.open()
-    assert result(batcher.submit(1.0)) == 1
-
-
 def test_a_cancel_while_halves_run_affects_no_other_request(make: Make) -> None:
     """The rest of the cancelled request's half must be answered."""
     runner = ScriptedRunner(fails_below_zero, gated=True)
@@ -139,21 +106,6 @@ def test_a_cancel_while_halves_run_affects_no_other_request(make: Make) -> None:
     kinds = [recorder.kind for _, recorder in requests]
     assert kinds == ["ValueError", "answered", "Cancelled", "answered"]
     assert batcher.statistics().failed_batches == 3
-
-
-def test_a_request_cancelled_before_the_rerun_is_not_run_again(make: Make) -> None:
-    runner = ScriptedRunner(fails_below_zero, gated=True)
-    batcher = make(runner)
-    occupy(batcher, runner)
-    requests = [enqueue(batcher, [value]) for value in (-1.0, 2.0, 3.0)]
-    runner.release()
-    runner.await_batches(2)
-    assert batcher.cancel(requests[0][0])
-    runner.open()
-    assert batcher.close()
-    assert isinstance(requests[0][1].only.error, Cancelled)
-    assert rows(runner, 1) == [[-1, 2, 3], [2], [3]]
-    assert batcher.statistics().failed_batches == 1
 
 
 def test_many_poisoned_rows_do_not_exhaust_the_stack(make: Make) -> None:

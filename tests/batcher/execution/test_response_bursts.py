@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import numpy as np
 from batcher.conftest import Make
 from support.batcher.rig import PATIENCE, Recorder, enqueue, occupy
 
@@ -60,24 +59,6 @@ def test_the_answers_of_a_batch_are_between_begin_and_end(make: Make, runner: Sc
     assert journal.entries == [("begin", 3), "answer", "answer", "answer", ("end", ("begin", 3))]
 
 
-def test_a_completion_that_raises_does_not_stop_the_others(make: Make, runner: ScriptedRunner) -> None:
-    journal = Journal()
-    batcher = make(runner, 4, response_hook=journal)
-    occupy(batcher, runner)
-
-    def raises(outcome: Outcome) -> None:
-        journal.note(outcome)
-        raise RuntimeError("the transport's own bug")
-
-    (bad, _), (good, _) = enqueue(batcher, [1.0]), enqueue(batcher, [2.0])
-    bad.complete, good.complete = raises, Noting(journal)
-    runner.release()
-    runner.await_batches(2)
-    runner.release()
-    assert journal.ended.acquire(timeout=PATIENCE)
-    assert journal.entries == [("begin", 2), "answer", "answer", ("end", ("begin", 2))]
-
-
 def test_a_bug_between_two_answers_leaves_no_request_unanswered(make: Make, runner: ScriptedRunner) -> None:
     """Earlier answers are sent, and later requests fail."""
     journal = Journal()
@@ -98,30 +79,3 @@ def test_a_bug_between_two_answers_leaves_no_request_unanswered(make: Make, runn
     kinds = ["begin" if type(entry) is tuple and entry[0] == "begin" else entry for entry in journal.entries]
     end = ("end", ("begin", 3))
     assert kinds == ["begin", "answer", "answer", "BatcherError", end]
-
-
-def test_each_part_of_a_failed_batch_is_a_burst(make: Make) -> None:
-    journal = Journal()
-    gate = threading.Event()
-
-    def fails_on_minus_one(x: Any) -> Any:
-        assert gate.wait(PATIENCE)
-        if -1.0 in x:
-            raise ValueError("minus one")
-        return np.asarray(x)
-
-    batcher = make(fails_on_minus_one, 4, response_hook=journal)
-    ahead = batcher.submit(0.0)
-    recorders = []
-    for x in (1.0, 2.0, 3.0, -1.0):
-        request, _ = enqueue(batcher, [x])
-        request.complete = Noting(journal)
-        recorders.append(request.complete)
-    gate.set()
-    assert ahead.result(PATIENCE) == 0.0
-    assert [recorder.await_outcome().error is None for recorder in recorders] == [True, True, True, False]
-    # However they were halved, each begin has its end, and a single request is no burst.
-    pairs = [entry for entry in journal.entries if type(entry) is tuple]
-    assert all(begin == end[1] and begin[1] > 1 for begin, end in zip(pairs[::2], pairs[1::2], strict=True))
-    assert journal.entries.count("answer") == 3
-    assert journal.entries.count("ValueError") == 1

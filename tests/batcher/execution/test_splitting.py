@@ -7,10 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from support.batcher.rig import Recorder, enqueue, error, fails_below_zero, ignore, occupy, result, rows
+from support.batcher.rig import (
+    Recorder,
+    enqueue,
+    error,
+    fails_below_zero,
+    ignore,
+    new_request,
+    occupy,
+    result,
+    rows,
+)
 
 from tensorferry.batcher import DeadlineExceeded, QueueFull, Request
-from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -38,15 +47,6 @@ def test_dicts_and_lists_are_joined(make: Make, workers: int, model_fn: Any, sen
     answer = result(make(model_fn, 2, workers=workers).submit_rows(sent))
     for output in answer.values():
         assert list(output) == sent["i"].tolist()
-
-
-def test_the_last_part_shares_a_batch_with_others(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner, 4)
-    occupy(batcher, runner)
-    futures = [batcher.submit_rows(np.arange(1.0, 7.0)), batcher.submit_rows(np.array([7.0, 8.0]))]
-    runner.open()
-    assert [result(future).tolist() for future in futures] == [[2, 4, 6, 8, 10, 12], [14, 16]]
-    assert rows(runner, 1) == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
 def test_a_failing_part_fails_the_request_once_and_cancels_the_rest(make: Make) -> None:
@@ -87,7 +87,7 @@ def test_a_refused_request_can_be_enqueued_again(make: Make, runner: ScriptedRun
     occupy(batcher, runner)
     blocker = batcher.submit(1.0)
     recorder = Recorder()
-    request = request_of(np.arange(5.0), recorder, one_row=False)
+    request = new_request(np.arange(5.0), recorder)
     for _ in range(2):
         with pytest.raises(QueueFull):
             batcher.enqueue(request)
@@ -103,7 +103,7 @@ def test_a_refused_request_can_be_enqueued_again(make: Make, runner: ScriptedRun
 
 def test_parts_are_full_batches_of_each_key() -> None:
     def group(rows: int, key: str) -> Request:
-        request = request_of(np.zeros(rows), ignore, one_row=False)
+        request = new_request(np.zeros(rows), ignore)
         request.key = key
         return request
 
@@ -127,3 +127,8 @@ def test_parts_are_full_batches_of_each_key() -> None:
 def test_parts_whose_outputs_do_not_fit_together_fail_the_request(make: Make, outputs: Any) -> None:
     iterator = iter(outputs)
     assert error(make(lambda x: next(iterator), 2).submit_rows(np.zeros(3))) is not None
+
+
+def test_a_list_and_an_array_of_parts_become_a_list(make: Make) -> None:
+    outputs = iter([[1, 2], np.array([3])])
+    assert result(make(lambda x: next(outputs), 2).submit_rows(np.zeros(3))) == [1, 2, 3]

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batcher.rig import PATIENCE, ignore, reproducible
+from support.batcher.rig import PATIENCE, ignore, new_request, reproducible
 
-from tensorferry.batcher import Batcher, Padding, PadInput, StagedModel
-from tensorferry.batcher.execution.collate import join, request_of
+from tensorferry.batcher import Batcher, StagedModel
+from tensorferry.batcher.execution.collate import join
 
 Array = npt.NDArray[Any]
 Wanted = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
@@ -122,13 +122,12 @@ def test_joining_into_given_memory_gives_the_same_batch(
 ) -> None:
     generator = np.random.default_rng(seed)
     requests = [
-        request_of(
+        new_request(
             {
                 f"i{index}": generator.integers(0, 2, (count, *shape)).astype(dtype)
                 for index, (dtype, shape) in enumerate(inputs)
             },
             ignore,
-            one_row=False,
         )
         for count in rows
     ]
@@ -142,37 +141,13 @@ def test_joining_into_given_memory_gives_the_same_batch(
         )
 
 
-@reproducible
-@given(
-    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 8)), min_size=1, max_size=5), st.sampled_from([1, 2])
-)
-def test_padding_into_given_memory_gives_the_same_batch(sizes: list[tuple[int, int]], axis: int) -> None:
-    # Axes include the rows' axis.
-    padding = Padding((4, 8), {"x": PadInput(axis, np.float32(-1))}, {})
-    requests = []
-    for rows, length in sizes:
-        shape = (rows, length, 3) if axis == 1 else (rows, 2, length)
-        inputs = {
-            "x": np.arange(np.prod(shape), dtype=np.float32).reshape(shape),
-            "m": np.ones((rows, 2), "<i8"),
-        }
-        requests.append(request_of(inputs, ignore, one_row=False, padding=padding))
-    lengths = {request.padding.padded_length for request in requests if request.padding is not None}
-    for padded in lengths:
-        alike = [one for one in requests if one.padding is not None and one.padding.padded_length == padded]
-        expected, got = join(alike), join(alike, dirty)
-        assert {name: array.tobytes() for name, array in expected.items()} == {
-            name: array.tobytes() for name, array in got.items()
-        }
-
-
 @pytest.mark.parametrize("columns", [1023, 1024, 1025, 5000])
 def test_rows_of_any_size_are_joined(columns: int) -> None:
     rows = np.arange(3 * columns, dtype=np.float32).reshape(3, columns)
-    requests = [request_of({"x": rows[i : i + 1]}, ignore, one_row=False) for i in range(3)]
+    requests = [new_request({"x": rows[i : i + 1]}, ignore) for i in range(3)]
     assert join(requests, dirty)["x"].tolist() == rows.tolist()
 
 
 def test_strings_are_not_copied_into_given_memory() -> None:
-    requests = [request_of({"x": np.array([["a"]], object)}, ignore, one_row=False) for _ in range(2)]
+    requests = [new_request({"x": np.array([["a"]], object)}, ignore) for _ in range(2)]
     assert join(requests, lambda tensors: pytest.fail("asked"))["x"].tolist() == [["a"], ["a"]]

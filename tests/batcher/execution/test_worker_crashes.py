@@ -1,344 +1,226 @@
-"""Crashes of workers at every step: their requests run once more or fail, and the worker is restarted."""
+"""Crashes of threads of the batcher: their requests run once more or fail, and the thread is restarted."""
 
 from __future__ import annotations
 
-import ctypes
-import logging
 import math
-import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
-from batcher.conftest import Make
-from support.batcher.rig import PATIENCE, Recorder, enqueue, figures_add_up, occupy, reach, result
+from support.batcher.interleave import Interleaver
+from support.batcher.rig import Recorder, fails_below_zero, figures_add_up, new_request
 
-from tensorferry.batcher import BatcherError, DeadlineExceeded, InstanceFailed
-from tensorferry.batcher.execution import worker as worker_module
-from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.execution.completion import RequestCompleter
-from tensorferry.batcher.execution.executor import BatchExecutor
-from tensorferry.batcher.learning.cost_model import BatchCostModel
-from tensorferry.batcher.queue.batch_selection import BatchSelector
-from tensorferry.batcher.queue.devices import Devices
-from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.queue.wakeup import WorkerWakeup
-from tensorferry.batcher.statistics.counters import Counters
-from tensorferry.batcher.statistics.recent_batches import RecentBatches
-from tensorferry.batcher.supervision import supervise
-from tensorferry.batcher.testing import ScriptedRunner
-
-# The steps of a worker with a batch, in order, and the outcome of its requests after a crash there.
-STEPS = [
-    (RequestQueue, "take", "answered"),
-    (RequestQueue, "_poll_locked", "answered"),
-    (BatchSelector, "select", "answered"),
-    (Devices, "dispatched", "answered"),
-    (WorkerWakeup, "wake", "answered"),
-    (BatchExecutor, "run", "answered"),
-    (BatchExecutor, "_execute", "answered"),
-    (RequestQueue, "finish", "answered"),
-    (RequestCompleter, "answer", "answered"),
-    (Counters, "ran", "failed"),
-    (RecentBatches, "ran", "failed"),
-    (Counters, "predicted", "answered"),
-    (Devices, "completed", "answered"),
-    (BatchCostModel, "should_learn", "answered"),
-]
+from tensorferry.batcher import Batcher, BatcherError, InstanceFailed, Request
 
 
-class HealthCalls:
-    """Calls of a batcher's health callback. Thread-safe."""
+class World:
+    """A batcher in virtual time, and what its health callback said."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, str | None, bool]] = []
-        self._changed = threading.Condition()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.interleaver = Interleaver(0)
+        self.interleaver.install(monkeypatch)
+        self.health: list[tuple[int, str | None, bool]] = []
+        self.crashes = 0
+        # Whether a thread crashes that is about to run this batch, or reads the clock.
+        self.falls_with: Callable[[Sequence[Request]], bool] = lambda batch: False
+        self.falls_at: Callable[[str], BaseException | None] = lambda thread: None
+        self.batcher: Batcher
 
-    def __call__(self, instance: int, reason: str | None, hopeless: bool) -> None:
-        with self._changed:
-            self.calls.append((instance, reason, hopeless))
-            self._changed.notify_all()
+    def run(self, main: Callable[[], object], devices: int = 1, **options: Any) -> None:
+        def make_and_close() -> None:
+            given = {"clock": self.clock, "health": self.note, "batch_started": self.batch_started, **options}
+            self.batcher = Batcher([self.model_fn] * devices, 4, **given)
+            main()
+            assert self.batcher.close()
 
-    def await_calls(self, count: int) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.calls) >= count, PATIENCE), self.calls
+        self.interleaver.run(make_and_close)
+        figures_add_up(self.batcher.statistics())
 
+    def model_fn(self, x: Any) -> Any:
+        self.interleaver.sleep(0.01)
+        return fails_below_zero(x)
 
-def fails_once(
-    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, fault: BaseException, *, on: str = "-worker-"
-) -> threading.Event:
-    """Let the method raise once, before it does anything, when a thread of this name calls it."""
-    works = getattr(owner, name)
-    armed, crashed = threading.Event(), threading.Event()
-    armed.set()
+    def note(self, instance: int, reason: str | None, hopeless: bool) -> None:
+        self.health.append((instance, reason, hopeless))
 
-    def faulty(*arguments: Any, **options: Any) -> Any:
-        if on in threading.current_thread().name and armed.is_set():
-            armed.clear()
-            crashed.set()
+    def batch_started(self, batch: Sequence[Request]) -> None:
+        if self.falls_with(batch):
+            self.crashes += 1
+            raise SystemExit
+
+    @property
+    def clock(self) -> Any:
+        clock = self.interleaver.clock
+        clock.now = self.now
+        return clock
+
+    def now(self) -> float:
+        thread = self.interleaver.current
+        if (fault := self.falls_at(thread.name if thread else "")) is not None:
+            self.crashes += 1
             raise fault
-        return works(*arguments, **options)
+        return self.interleaver.now()
 
-    monkeypatch.setattr(owner, name, faulty)
-    return crashed
+    def send(self, *values: float, notify: bool = True, deadline: float = math.inf) -> Recorder:
+        recorder = Recorder()
+        self.batcher.enqueue(new_request(values, recorder, deadline=deadline), notify=notify)
+        return recorder
+
+    def outcome(self, recorder: Recorder) -> Any:
+        """Wait for the outcome; return the outputs or the error."""
+        self.interleaver.wait(lambda: bool(recorder.outcomes))
+        outcome = recorder.only
+        return outcome.error if outcome.error is not None else outcome.outputs.tolist()
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "_FIRST_SECONDS", 0.01)
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+class Hook:
+    """A response hook that raises once, when `where` is called."""
+
+    def __init__(self, world: World, where: str, kind: type[BaseException]) -> None:
+        self._world, self._where, self._kind = world, where, kind
+
+    def begin(self, count: int) -> None:
+        self._fall("begin")
+
+    def end(self) -> None:
+        self._fall("end")
+
+    def started(self, batch: Sequence[Request]) -> Callable[[], None]:
+        self._fall("started")
+        return partial(self._fall, "ended")
+
+    def _fall(self, where: str) -> None:
+        if where == self._where and not self._world.crashes:
+            self._world.crashes += 1
+            raise self._kind
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
-@pytest.mark.parametrize("kind", [SystemExit, MemoryError, KeyError])
-@pytest.mark.parametrize(("owner", "name", "fate"), STEPS, ids=[f"{o.__name__}.{n}" for o, n, _ in STEPS])
-def test_after_a_crash_at_any_step_each_request_ends_once_and_the_worker_goes_on(
-    make: Make,
-    runner: ScriptedRunner,
-    monkeypatch: pytest.MonkeyPatch,
-    owner: type,
-    name: str,
-    fate: str,
-    kind: type[BaseException],
-    pipelined: bool,
+@pytest.mark.parametrize("kind", [SystemExit, KeyError])
+@pytest.mark.parametrize("where", ["started", "ended", "begin", "end"])
+def test_after_a_crash_of_a_callback_each_request_ends_once_and_the_worker_goes_on(
+    world: World, where: str, kind: type[BaseException], pipelined: bool
 ) -> None:
-    health = HealthCalls()
-    batcher = make(runner, 4, pipelined=pipelined, health=health)
-    # With a known cost, because some steps are skipped without.
-    batcher.add_warmup_sample(1, 0.001)
-    batcher.add_warmup_sample(4, 0.001)
-    first = occupy(batcher, runner)
-    # So many that a batch is left for each step, although a second worker may have taken one by now.
-    sent = [enqueue(batcher, [float(tag)])[1] for tag in range(1, 12)]
-    crashed = fails_once(monkeypatch, owner, name, kind())
-    runner.open()
-    reach(crashed)
-    outcomes = [recorder.await_outcome() for recorder in sent]
-    # A bug that ends no thread fails only its own batch.
-    failed = fate == "failed" or (
-        kind is not SystemExit
-        and (name in ("run", "_execute", "finish", "answer") or (pipelined and name == "completed"))
-    )
-    assert first.exception(PATIENCE) is None or failed
-    for tag, outcome in enumerate(outcomes, 1):
-        if outcome.error is None:
-            assert outcome.outputs.tolist() == [2.0 * tag]
+    hook = Hook(world, where, kind)
+    restarted = kind is SystemExit
+    fails = where == "begin" or (kind is KeyError and where != "end")
+
+    def main() -> None:
+        recorders = [world.send(float(tag)) for tag in range(6)]
+        outcomes = [world.outcome(recorder) for recorder in recorders]
+        failed = {str(outcome) for outcome in outcomes if isinstance(outcome, BatcherError)}
+        if fails:
+            assert failed == {"internal error while running the batch"}
         else:
-            assert isinstance(outcome.error, BatcherError)
-            assert failed
-    assert result(batcher.submit(np.float32(3))) == 6
-    assert batcher.drain(PATIENCE), "no thread is busy"
-    for recorder in sent:
-        assert len(recorder.outcomes) == 1
-    if kind is SystemExit:
-        health.await_calls(2)
-        (out, back) = health.calls
-        assert out[0] == back[0] == 0
-        assert out[1] == "a worker ended unexpectedly (SystemExit) and is restarted"
-        assert back[1] is None
-    figures_add_up(batcher.statistics())
+            assert outcomes == [[2.0 * tag] for tag in range(6)]
+        assert world.outcome(world.send(7.0)) == [14.0]
+
+    world.run(main, response_hook=hook, batch_started=hook.started, pipelined=pipelined)
+    assert world.crashes == 1
+    reason = "a worker ended unexpectedly (SystemExit) and is restarted"
+    assert world.health == ([(0, reason, False), (0, None, False)] if restarted else [])
 
 
-def test_requests_that_were_taken_but_not_handed_out_are_completed(
-    make: Make, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Expired requests are taken before the batch is formed; a crash in between must not lose them."""
-    batcher = make(runner, 4)
-    occupy(batcher, runner)
-    late = request_of([1.0], (recorder := Recorder()), one_row=False, deadline=batcher._clock.now() + 3600)
-    batcher.enqueue(late)
-    _, other = enqueue(batcher, [2.0])
-    expire = RequestQueue._expire_locked
+def test_a_request_that_crashes_each_worker_runs_twice(world: World) -> None:
+    def main() -> None:
+        world.falls_with = lambda batch: batch[0].rows == 3
+        error = world.outcome(world.send(1.0, 2.0, 3.0))
+        assert isinstance(error, InstanceFailed)
+        assert "what ran the batch ended unexpectedly; retry in" in str(error)
+        assert world.outcome(world.send(1.0)) == [2.0]
 
-    def expire_by_worker(queue: RequestQueue, start: float, now: float) -> None:
-        if "-worker-" in threading.current_thread().name:
-            expire(queue, start + 7200, now + 7200)
-
-    monkeypatch.setattr(RequestQueue, "_expire_locked", expire_by_worker)
-    crashed = fails_once(monkeypatch, RequestQueue, "_poll_locked", SystemExit())
-    runner.open()
-    reach(crashed)
-    # By the worker that crashed, or by the expiry thread.
-    assert isinstance(recorder.await_outcome().error, (InstanceFailed, DeadlineExceeded))
-    assert other.await_outcome().outputs.tolist() == [4.0]
-    assert batcher.drain(PATIENCE)
-    assert len(recorder.outcomes) == 1
-
-
-def test_a_request_that_crashes_each_worker_runs_twice(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = 0
-    works = BatchExecutor._execute
-
-    def execute(running: BatchExecutor, batch: Any, *rest: Any) -> Any:
-        nonlocal runs
-        if any(request.rows == 3 for request in batch):
-            runs += 1
-            raise SystemExit
-        return works(running, batch, *rest)
-
-    monkeypatch.setattr(BatchExecutor, "_execute", execute)
-    health = HealthCalls()
-    batcher = make(lambda x: x * 2, 4, health=health)
-    _, recorder = enqueue(batcher, [1.0, 2.0, 3.0])
-    caught = recorder.await_outcome().error
-    assert isinstance(caught, InstanceFailed)
-    assert "what ran the batch ended unexpectedly; retry in" in str(caught)
-    assert runs == 2
-    assert result(batcher.submit(1.0)) == 2
-    health.await_calls(4)
-    assert [reason is None for _, reason, _ in health.calls] == [False, True, False, True]
-    statistics = batcher.statistics()
+    world.run(main)
+    assert world.crashes == 2
+    assert [reason is None for _, reason, _ in world.health] == [False, True, False, True]
+    statistics = world.batcher.statistics()
     assert (statistics.answered, statistics.failed, statistics.retried) == (1, 1, 1)
 
 
-def test_repeated_crashes_are_reported_and_fail_the_queued_requests(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_module, "_LAST_SECONDS", 0.02)
-    works, falling = RequestQueue._poll_locked, threading.Event()
-    falling.set()
+def test_repeated_crashes_are_reported_and_fail_the_queued_requests(world: World) -> None:
+    def main() -> None:
+        world.falls_with = lambda batch: True
+        recorders = [world.send(1.0, 2.0, 3.0) for _ in range(4)]
+        assert all(isinstance(world.outcome(recorder), InstanceFailed) for recorder in recorders)
+        assert world.crashes == 6
+        # Pauses of 0.1, 0.2, 0.4, 0.8 and 1.6 s.
+        assert world.interleaver.now() == pytest.approx(3.1)
+        world.falls_with = lambda batch: False
+        world.interleaver.sleep(2.1)
+        assert world.outcome(world.send(1.0)) == [2.0]
+        assert world.health[-1] == (0, None, False)
+        world.interleaver.sleep(60.0)
+        world.falls_with = lambda batch: world.crashes == 6
+        assert world.outcome(world.send(1.0)) == [2.0]
 
-    def poll(queue: RequestQueue, device: Any) -> Any:
-        if falling.is_set() and queue._backlog.rows:
-            raise SystemExit
-        return works(queue, device)
-
-    monkeypatch.setattr(RequestQueue, "_poll_locked", poll)
-    health = HealthCalls()
-    batcher = make(lambda x: x * 2, health=health)
-    _, recorder = enqueue(batcher, [1.0])
-    assert isinstance(recorder.await_outcome().error, InstanceFailed)
-    hopeless = [call for call in health.calls if call[2]]
-    assert len(hopeless) == 1
-    assert hopeless[0][1] == "workers end unexpectedly (SystemExit), 6 times by now"
-    falling.clear()
-    health.await_calls(12)
-    assert health.calls[-1] == (0, None, False)
-    assert result(batcher.submit(1.0)) == 2
-    assert batcher.drain(PATIENCE)
-    figures_add_up(batcher.statistics())
+    world.run(main)
+    assert [reason for _, reason, hopeless in world.health if hopeless] == [
+        "workers end unexpectedly (SystemExit), 6 times by now"
+    ]
+    assert world.health[-2:] == [
+        (0, "a worker ended unexpectedly (SystemExit) and is restarted", False),
+        (0, None, False),
+    ]
 
 
-def test_another_device_takes_the_batch_of_a_crashed_worker(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_module, "_FIRST_SECONDS", 3600.0)
-    monkeypatch.setattr(worker_module, "_LAST_SECONDS", 3600.0)
-    health = HealthCalls()
-    batcher = make([lambda x: x * 2, lambda x: x * 2], 4, health=health)
-    crashed = fails_once(monkeypatch, BatchExecutor, "run", SystemExit())
-    assert result(batcher.submit(1.0)) == 2
-    assert crashed.is_set()
-    assert [result(batcher.submit(float(tag))) for tag in range(5)] == [0, 2, 4, 6, 8]
-    ((_, reason, hopeless),) = health.calls
-    assert reason is not None
-    assert not hopeless
+def test_another_device_takes_the_batch_of_a_crashed_worker(world: World) -> None:
+    def main() -> None:
+        world.falls_with = lambda batch: not world.crashes
+        assert world.outcome(world.send(1.0)) == [2.0]
+        assert world.interleaver.now() < 0.1
+
+    world.run(main, devices=2)
+    assert world.crashes == 1
 
 
-def test_a_batch_taken_over_is_owned_by_the_other_device(
-    make: Make, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The crashed worker has handed it back: it must neither do so again nor complete it."""
-    hand_back = BatchExecutor._hand_back
-
-    def handing(*arguments: Any) -> None:
-        hand_back(*arguments)
-        runner.await_batches(1)
-
-    monkeypatch.setattr(BatchExecutor, "_hand_back", handing)
-    fails_once(monkeypatch, BatchExecutor, "_execute", SystemExit())
-    health = HealthCalls()
-    batcher = make([runner, runner], 4, health=health)
-    future = batcher.submit(1.0)
-    health.await_calls(1)
-    runner.open()
-    assert result(future) == 2
-
-
-def test_exceptions_injected_into_the_worker(make: Make, runner: ScriptedRunner) -> None:
-    """As by debuggers: while the worker waits, and while it runs a batch."""
-    health = HealthCalls()
-    batcher = make(runner, 4, health=health)
-    (worker,) = [thread for thread in batcher._workers._threads if "-worker-" in thread.name]
-
-    def inject() -> None:
-        assert worker.ident is not None
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident), ctypes.py_object(SystemExit))
-
-    inject()
-    _, idle = enqueue(batcher, [1.0])
-    runner.await_batches(1)
-    inject()
-    runner.open()
-    outcome = idle.await_outcome()
-    assert outcome.error is None or isinstance(outcome.error, (InstanceFailed, SystemExit))
-    assert result(batcher.submit(2.0)) == 4
-    assert batcher.drain(PATIENCE)
-    assert len(idle.outcomes) == 1
-
-
-def test_after_a_crash_of_an_inline_run_a_worker_takes_over(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_crash_of_an_inline_run_a_worker_takes_over(world: World) -> None:
     """The calling thread must be able to go on."""
-    batcher = make(lambda x: x * 2, 4)
-    batcher.add_warmup_sample(1, 1e-5)
-    batcher.add_warmup_sample(4, 1e-5)
-    for owner, name in ((BatchExecutor, "run"), (RequestQueue, "_poll_locked"), (Devices, "dispatched")):
-        with monkeypatch.context() as patch:
-            crashed = fails_once(patch, owner, name, SystemExit(), on=threading.current_thread().name)
-            recorders = [Recorder() for _ in range(3)]
-            for tag, recorder in enumerate(recorders):
-                batcher.enqueue(request_of([float(tag)], recorder, one_row=False), notify=False)
-            while not crashed.is_set():
-                try:
-                    assert batcher.run_inline(1.0) == math.inf
-                except SystemExit:
-                    break
-                # The worker was not waiting again.
-                batcher.enqueue(request_of([0.0], Recorder(), one_row=False), notify=False)
-            for tag, recorder in enumerate(recorders):
-                assert recorder.await_outcome().outputs.tolist() == [2.0 * tag]
+
+    def main() -> None:
+        for rows in (1, 4):
+            world.batcher.add_warmup_sample(rows, 1e-5)
+        world.interleaver.sleep(1.0)
+        world.falls_with = lambda batch: not world.crashes
+        recorders = [world.send(float(tag), notify=False) for tag in range(3)]
+        with pytest.raises(SystemExit):
+            world.batcher.run_inline(1.0)
+        assert [world.outcome(recorder) for recorder in recorders] == [[0.0], [2.0], [4.0]]
+
+    world.run(main)
 
 
-def test_the_expiry_thread_is_restarted(
-    make: Make, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("tensorferry.batcher.execution.worker_pool._EXPIRY_SECONDS", 0.01)
-    batcher = make(runner, 4)
-    occupy(batcher, runner)
-    crashed = fails_once(monkeypatch, RequestQueue, "_expire_locked", SystemExit(), on="-expiry")
-    recorder = Recorder()
-    batcher.enqueue(request_of([1.0], recorder, one_row=False, deadline=batcher._clock.now() + 0.05))
-    reach(crashed)
-    assert type(recorder.await_outcome().error).__name__ == "DeadlineExceeded"
+def test_the_expiry_thread_is_restarted(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    def occupy(batch: Sequence[Request]) -> bool:
+        world.interleaver.sleep(9.0)
+        return False
+
+    def main() -> None:
+        world.falls_with = occupy
+        running = world.send(1.0)
+        world.interleaver.sleep(1.0)
+        world.falls_at = lambda thread: SystemExit() if "-expiry" in thread and not world.crashes else None
+        late = world.send(2.0, deadline=2.0)
+        assert type(world.outcome(late)).__name__ == "DeadlineExceeded"
+        assert world.interleaver.now() <= 2.1
+        assert world.outcome(running) == [2.0]
+
+    world.run(main)
+    assert world.crashes == 1
     assert "the expiry thread crashed" in caplog.text
 
 
-def test_a_crash_of_the_crash_handler_is_handled() -> None:
-    script: list[BaseException | None] = [SystemExit(), KeyError(), None]
-    mended: list[BaseException] = []
-
-    def work() -> None:
-        if (fault := script.pop(0)) is not None:
-            raise fault
-
-    def mend(fault: BaseException) -> None:
-        mended.append(fault)
-        if len(mended) == 1:
-            raise MemoryError
-
-    supervise(work, mend)
-    assert [type(fault) for fault in mended] == [SystemExit, MemoryError, KeyError]
-
-
-def test_a_health_callback_that_raises_is_ignored(
-    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_health_callback_that_raises_is_ignored(world: World, caplog: pytest.LogCaptureFixture) -> None:
     def health(instance: int, reason: str | None, hopeless: bool) -> None:
         raise SystemExit
 
-    caplog.set_level(logging.ERROR)
-    fails_once(monkeypatch, BatchExecutor, "run", SystemExit())
-    batcher = make(lambda x: x * 2, health=health)
-    assert result(batcher.submit(1.0)) == 2
+    def main() -> None:
+        world.falls_with = lambda batch: not world.crashes
+        assert world.outcome(world.send(1.0)) == [2.0]
+
+    world.run(main, health=health)
     assert "the health callback of an instance raised" in caplog.text

@@ -18,14 +18,6 @@ def test_the_hosts_time_is_known_after_two_sizes() -> None:
     assert cost_model.host_lead_time(128) == pytest.approx(0.0015)
 
 
-def test_the_share_before_the_device_is_learned_from_the_first_batches() -> None:
-    cost_model = BatchCostModel(8, pipelined=True)
-    cost_model.observe(0.0, 4, 0.01, 0.003, 0.001)
-    assert cost_model.host_lead_time(4) == pytest.approx(0.003)
-    cost_model.observe(0.0, 4, 0.01, 0.001, 0.003)
-    assert cost_model.host_lead_time(4) == pytest.approx(0.002)
-
-
 def test_slow_first_batches_are_forgotten() -> None:
     cost_model = BatchCostModel(8, pipelined=True)
     for _ in range(4):
@@ -58,16 +50,6 @@ def test_few_short_batches_are_learned() -> None:
     assert 40 < steady < 80
     run(cost_model, now, 0.1, 1, 1, 1, 8, took=100e-6)
     assert steady + 20 < samples(cost_model) < steady + 60, "it learns more while times are unexpected"
-
-
-def test_all_first_and_all_long_batches_are_learned() -> None:
-    cost_model = BatchCostModel(8)
-    now = run(cost_model, 0.0, 12 * 50e-6, 1, took=50e-6)
-    assert samples(cost_model) == 12
-    now = run(cost_model, now, 0.01, 1, took=50e-6)
-    before = samples(cost_model)
-    run(cost_model, now, 20 * 2e-3, 1, took=2e-3)
-    assert samples(cost_model) == pytest.approx(before + 20, abs=1)
 
 
 @pytest.mark.parametrize("factor", [0.4, 3.0, 100.0])

@@ -37,40 +37,6 @@ def test_without_samples_it_predicts_nothing() -> None:
     assert (model.curve.mean(8), model.curve.upper(8), model.curve.max_rows_within(0.0)) == (0.0, 0.0, MOST)
 
 
-def test_it_learns_despite_noise_and_stalls() -> None:
-    random_ = random.Random(1)
-    model = anchored()
-    for _ in range(300):
-        rows = random_.randint(1, MOST)
-        noise = random_.lognormvariate(0, 0.03) * (2 if random_.random() < 0.002 else 1)
-        model.observe(rows, affine(rows) * noise)
-    assert worst_error(model) < 0.03
-
-
-def test_without_warm_up_it_learns_from_samples() -> None:
-    random_ = random.Random(2)
-    model = LatencyModel(MOST)
-    for _ in range(200):
-        rows = random_.randint(1, MOST)
-        model.observe(rows, affine(rows))
-    assert worst_error(model) < 0.03
-
-
-def test_many_samples_of_one_size_do_not_change_the_others() -> None:
-    model = anchored()
-    for _ in range(500):
-        model.observe(8, affine(8))
-    assert worst_error(model) < 0.1
-
-
-def test_one_size_without_warm_up_has_a_defined_fit() -> None:
-    model = LatencyModel(MOST)
-    for _ in range(100):
-        model.observe(8, 0.008)
-    assert model.curve.mean(8) == pytest.approx(0.008, rel=0.01)
-    assert 0 < model.curve.mean(1) <= model.curve.mean(8) <= model.curve.mean(64) < math.inf
-
-
 def test_outliers_change_the_mean_little() -> None:
     random_ = random.Random(3)
     model = anchored()
@@ -154,15 +120,6 @@ def test_sizes_that_have_not_run_for_long_are_not_forgotten() -> None:
             model.observe(rows, stairs(rows) * draw.lognormvariate(0, 0.03))
     for rows in (1, 4, 5, 8, 9):
         assert model.curve.mean(rows) == pytest.approx(stairs(rows), rel=0.1), rows
-
-
-def test_the_line_is_used_if_every_row_costs_the_same() -> None:
-    draw = random.Random(6)
-    model = anchored()
-    for _ in range(400):
-        rows = draw.randint(1, MOST)
-        model.observe(rows, affine(rows) * draw.lognormvariate(0, 0.03))
-        assert not model.statistics().piecewise
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.5, 4.0])

@@ -28,17 +28,6 @@ class Memory:
         return x * 2
 
 
-def test_a_batch_that_does_not_fit_runs_in_halves(make: Make) -> None:
-    runner = ScriptedRunner(Memory(2), gated=True)
-    batcher = make(runner, 8)
-    occupy(batcher, runner)
-    futures = [batcher.submit(float(tag)) for tag in range(8)]
-    runner.open()
-    assert [result(future) for future in futures] == [2.0 * tag for tag in range(8)]
-    # Sizes that did not fit are not tried again.
-    assert [len(batch) for batch in runner.batches[1:]] == [8, 4, 2, 2, 2, 2]
-
-
 def test_later_batches_are_no_larger_than_those_that_fit(make: Make, clock: VirtualClock) -> None:
     runner = ScriptedRunner(Memory(3), gated=True)
     batcher = make(runner, 8, clock=clock)
@@ -129,28 +118,33 @@ def test_a_single_row_that_does_not_fit_fails_alone(make: Make, error_kind: type
     runner = ScriptedRunner(model_fn, gated=True)
     batcher = make(runner, 4)
     occupy(batcher, runner)
-    futures = [batcher.submit(value) for value in (1.0, -2.0, 3.0, 4.0)]
+    futures = [batcher.submit_rows(np.array(x)) for x in ([1.0], [-2.0], [3.0], [4.0], [-5.0, -6.0])]
     runner.open()
-    caught = error(futures[1])
-    assert isinstance(caught, OutOfMemory)
-    assert str(caught) == (
-        "a single row of the request does not fit into the device's memory; send smaller inputs"
-    )
-    assert [result(future) for future in futures if future is not futures[1]] == [2, 6, 8]
+    for at in (1, 4):
+        caught = error(futures.pop(at - (at > 1)))
+        assert isinstance(caught, OutOfMemory)
+        assert str(caught) == (
+            "a single row of the request does not fit into the device's memory; send smaller inputs"
+        )
+    assert [result(future).tolist() for future in futures] == [[2], [6], [8]]
 
 
-def test_an_indivisible_request_fails_as_a_whole(make: Make) -> None:
-    batcher = make(Memory(2), 8, merge=False)
-    caught = error(batcher.submit_rows(np.zeros(4)))
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"max_batch_size": 8, "merge": False},
+            "the request's 4 rows, which this model runs together, do not fit",
+        ),
+        ({"max_batch_size": 0}, "the request alone does not fit into the device's memory"),
+    ],
+)
+def test_an_indivisible_request_fails_as_a_whole(make: Make, options: dict[str, Any], said: str) -> None:
+    batcher = make(Memory(2), **options)
+    caught = enqueue(batcher, np.zeros(4))[1].await_outcome().error
     assert isinstance(caught, OutOfMemory)
-    assert "the request's 4 rows, which this model runs together" in str(caught)
+    assert said in str(caught)
     assert result(batcher.submit_rows(np.ones(2))).tolist() == [2, 2]
-
-
-def test_an_unbatched_request_that_does_not_fit_fails(make: Make) -> None:
-    batcher = make(Memory(2), 0)
-    assert isinstance(error(batcher.submit(np.zeros(4))), OutOfMemory)
-    assert result(batcher.submit(np.ones(2))).tolist() == [2, 2]
 
 
 def test_a_failing_part_of_a_request_fails_only_that_request(make: Make) -> None:

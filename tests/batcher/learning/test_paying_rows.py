@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from tensorferry.batcher.learning.paying_rows import powers_of_two
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, Request
 from tensorferry.batcher.settings import BatcherSettings
@@ -26,10 +25,6 @@ def rising(rows: int) -> float:
 
 def falling(rows: int) -> float:
     return 0.003 + 0.0004 * rows
-
-
-def flat(rows: int) -> float:
-    return 0.02 * rows
 
 
 def knee(rows: int) -> float:
@@ -88,14 +83,14 @@ class Callers:
         return bucket.full_rows
 
 
-@pytest.mark.parametrize("curve", [rising, falling, flat, knee])
+@pytest.mark.parametrize("curve", [rising, falling, knee])
 def test_the_size_that_pays_is_found_within_ten_seconds(curve: Curve) -> None:
     callers = Callers()
     callers.rate(curve, 10)
     assert callers.rate(curve, 10) >= 0.97 * best_rate(curve)
 
 
-@pytest.mark.parametrize(("before", "after"), [(rising, falling), (falling, rising), (falling, knee)])
+@pytest.mark.parametrize(("before", "after"), [(rising, falling), (falling, rising)])
 def test_a_device_whose_times_change_gets_another_size(before: Curve, after: Curve) -> None:
     callers = Callers()
     callers.rate(before, 10)
@@ -119,28 +114,19 @@ def test_a_device_that_often_changes_its_speed_seldom_runs_the_worst_sizes() -> 
     assert answered / seconds >= 0.82 * best_rate(rising)
 
 
-WRONG = (
-    lambda rows: 3.0 if rows >= 16 else 1.0,
-    lambda rows: 0.5 if rows <= 2 else 1.0,
-    lambda rows: 3.0 if rows <= 4 else 1.0,
+@pytest.mark.parametrize(
+    ("curve", "wrong"),
+    [
+        (falling, lambda rows: 3.0 if rows >= 16 else 1.0),
+        (rising, lambda rows: 0.5 if rows <= 2 else 1.0),
+        (rising, lambda rows: 3.0 if rows <= 4 else 1.0),
+    ],
+    ids=["large too slow", "small too fast", "small too slow"],
 )
-
-
-@pytest.mark.parametrize("wrong", WRONG, ids=["large too slow", "small too fast", "small too slow"])
-def test_a_wrong_warm_up_is_corrected(wrong: Curve) -> None:
-    for curve in (rising, falling):
-        callers = Callers()
-        for rows in SIZES:
-            callers.queue.add_warmup_sample(rows, curve(rows) * wrong(rows))
-        callers.rate(curve, 10)
-        assert callers.rate(curve, 10) >= 0.9 * best_rate(curve)
-
-
-@pytest.mark.parametrize(("curve", "wrong"), list(zip((falling, rising, knee), WRONG, strict=True)))
-def test_sizes_that_were_measured_wrongly_are_corrected(curve: Curve, wrong: Curve) -> None:
-    """A device may be slow while a size is tried, which then seems not to pay."""
+def test_a_wrong_warm_up_is_corrected(curve: Curve, wrong: Curve) -> None:
     callers = Callers()
-    callers.rate(lambda rows: curve(rows) * wrong(rows), 5)
+    for rows in SIZES:
+        callers.queue.add_warmup_sample(rows, curve(rows) * wrong(rows))
     callers.rate(curve, 10)
     assert callers.rate(curve, 10) >= 0.9 * best_rate(curve)
 
@@ -208,10 +194,3 @@ def test_sizes_that_were_chosen_are_kept(options: dict[str, object]) -> None:
     callers = Callers(**options)  # type: ignore[arg-type]
     callers.rate(rising, 10)
     assert callers.full_rows == MOST
-
-
-@pytest.mark.parametrize(
-    ("most", "sizes"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (33, (1, 2, 4, 8, 16, 32, 33))]
-)
-def test_sizes_are_the_powers_of_two_and_the_maximum(most: int, sizes: tuple[int, ...]) -> None:
-    assert powers_of_two(most) == sizes

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.batcher.pipelines import Puppets, add_one, answer, double, kind, queued, send, send_here
 
-from tensorferry.batcher import Batcher, Outcome, Request, Stage
+from tensorferry.batcher import Batcher, Request, Stage
 
 
 def test_a_request_that_waits_for_the_second_stage_never_runs_there(puppets: Puppets) -> None:
@@ -23,18 +23,6 @@ def test_a_request_that_waits_for_the_second_stage_never_runs_there(puppets: Pup
     assert answer(running) == [4]
     assert pipeline.drain()
     assert puppets.rows("b") == [[2]]
-
-
-def test_a_request_that_runs_in_the_last_stage_is_cancelled_at_once(puppets: Puppets) -> None:
-    pipeline = puppets.two()
-    request, recorder = send(pipeline, [1])
-    puppets.runners["a"].open()
-    puppets.runners["b"].await_batches(1)
-    assert pipeline.cancel(request)
-    assert recorder.kind == "Cancelled"
-    puppets.runners["b"].open()
-    assert pipeline.drain()
-    assert len(recorder.outcomes) == 1
 
 
 def test_after_the_deadline_it_counts_as_expired(puppets: Puppets) -> None:
@@ -71,17 +59,6 @@ def test_all_branches_and_all_parts_of_a_split_request_are_withdrawn(puppets: Pu
     assert len(recorder.outcomes) == 1
 
 
-def test_a_cancelled_future_withdraws_its_request(puppets: Puppets) -> None:
-    pipeline = puppets.two()
-    future = pipeline.submit({"x": 1.0})
-    puppets.runners["a"].await_batches(1)
-    assert future.cancel()
-    for runner in puppets.runners.values():
-        runner.open()
-    assert pipeline.drain()
-    assert puppets.rows("b") == []
-
-
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_cancel_between_two_stages_wins(
     puppets: Puppets, monkeypatch: pytest.MonkeyPatch, where: str
@@ -104,21 +81,3 @@ def test_a_cancel_between_two_stages_wins(
     assert kind(recorder) == "Cancelled"
     assert pipeline.drain()
     assert (len(recorder.outcomes), puppets.rows("b")) == (1, [])
-
-
-def test_completions_may_cancel_other_requests(puppets: Puppets) -> None:
-    pipeline = puppets.two()
-    other, recorder = send(pipeline, [2])
-    puppets.runners["a"].await_batches(1)
-    request, first = send(pipeline, [1])
-    outcomes: list[Outcome] = []
-
-    def complete(outcome: Outcome) -> None:
-        outcomes.append(outcome)
-        assert pipeline.cancel(other)
-
-    request.complete = complete
-    assert pipeline.cancel(request)
-    assert isinstance(outcomes[0].error, Exception)
-    assert kind(recorder) == "Cancelled"
-    assert not first.outcomes

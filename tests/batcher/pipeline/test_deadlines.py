@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
-from support.batcher.pipelines import Puppets, add_one, answer, double, kind, send, send_here
-from support.batcher.rig import result
+from support.batcher.pipelines import Puppets, add_one, answer, double, kind, send, send_here, slow
 
 from tensorferry.batcher import BatchInfo, DeadlineExceeded, Stage, StageModel
 from tensorferry.batcher.pipeline.later_times import LeastWait
-from tensorferry.batcher.testing import VirtualClock
-
-
-class Slow:
-    """A function whose batches take `seconds` on the clock."""
-
-    def __init__(self, clock: VirtualClock, seconds: float) -> None:
-        self.seconds = seconds
-        self._clock = clock
-
-    def __call__(self, inputs: Mapping[str, Any]) -> Any:
-        self._clock.advance(self.seconds)
-        return {"out": inputs["in"] + 1}
 
 
 def test_nothing_runs_later_if_the_deadline_passes_in_the_first_stage(puppets: Puppets) -> None:
@@ -39,23 +22,7 @@ def test_nothing_runs_later_if_the_deadline_passes_in_the_first_stage(puppets: P
     assert pipeline.statistics().expired == 1
 
 
-def test_nothing_runs_later_if_it_passes_in_the_queue_of_the_second_stage(puppets: Puppets) -> None:
-    pipeline = puppets.two()
-    puppets.runners["a"].open()
-    running = send(pipeline, [1])[1]
-    puppets.runners["b"].await_batches(1)
-    late = send_here(pipeline, [2], deadline=5.0)[1]
-    puppets.clock.advance(5.0)
-    assert kind(late) == "DeadlineExceeded", "at once, while another batch runs"
-    puppets.runners["b"].open()
-    assert answer(running) == [4]
-    assert pipeline.drain()
-    assert puppets.rows("b") == [[2]]
-
-
-def test_nothing_runs_later_if_it_passes_between_the_stages(
-    puppets: Puppets,
-) -> None:
+def test_nothing_runs_later_if_it_passes_between_the_stages(puppets: Puppets) -> None:
     def slow_lookup() -> StageModel:
         if puppets.runners["a"].batches:
             puppets.clock.advance(5.0)
@@ -76,7 +43,7 @@ class TestWithLearnedTimes:
     def stages(self, puppets: Puppets) -> list[Stage]:
         clock = puppets.clock
         return [
-            puppets.stage(name, Slow(clock, seconds), reads, gives, gated=False)
+            puppets.stage(name, slow(clock, seconds), reads, gives, gated=False)
             for name, seconds, reads, gives in (
                 ("a", 1.0, "x", "m"),
                 ("b", 2.0, "m", "n"),
@@ -122,11 +89,11 @@ class TestWithLearnedTimes:
         clock = puppets.clock
         pipeline = puppets.pipeline(
             puppets.stage("a", add_one, "x", "m", gated=False),
-            puppets.stage("b", Slow(clock, 0.2), "m", "n", gated=False),
-            puppets.stage("c", Slow(clock, 0.3), "m", "o", gated=False),
+            puppets.stage("b", slow(clock, 0.2), "m", "n", gated=False),
+            puppets.stage("c", slow(clock, 0.3), "m", "o", gated=False),
             Stage(
                 "d",
-                puppets.batcher("d", lambda t: Slow(clock, 0.1)({"in": t["p"]}), gated=False),
+                puppets.batcher("d", lambda t: slow(clock, 0.1)({"in": t["p"]}), gated=False),
                 {"p": "n", "q": "o"},
                 {"out": "y"},
             ),
@@ -184,22 +151,3 @@ class TestWaits:
         accepted = send(pipeline, [1], deadline=clock.now() + 3.1)[1]
         puppets.runners["b"].open()
         assert (answer(running), answer(accepted)) == ([2], [4])
-
-    def test_requests_without_deadlines_say_nothing_of_waits(self, puppets: Puppets) -> None:
-        pipeline = puppets.two(max_batch_size=1)
-        puppets.runners["a"].open()
-        send(pipeline, [0])
-        puppets.runners["b"].await_batches(1)
-        waits = send_here(pipeline, [1])[1]
-        puppets.clock.advance(4.0)
-        puppets.runners["b"].open()
-        answer(waits)
-        answer(send(pipeline, [2])[1])
-        assert pipeline.later_times.waits[1].seconds(0.0, idle=False) == 0.0
-
-
-def test_without_a_deadline_nothing_is_dropped(puppets: Puppets) -> None:
-    clock = puppets.clock
-    pipeline = puppets.two(Slow(clock, 100.0), Slow(clock, 100.0), gated=False)
-    for value in range(3):
-        assert result(pipeline.submit({"x": value})) == {"y": value + 2}

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pytest
-from support.batcher.pipelines import Puppets, add_one, answer, double, kind, queued, send, send_here
-from support.batcher.rig import figures_add_up
+from support.batcher.pipelines import Puppets, add_one, answer, double, kind, queued, send
 
 from tensorferry.batcher import Stage
-
-
-def negate(inputs: Mapping[str, Any]) -> Any:
-    return {"out": -inputs["in"]}
 
 
 @pytest.mark.parametrize("stage", ["a", "b"])
@@ -71,19 +64,6 @@ def test_an_error_in_a_branch_withdraws_the_other(puppets: Puppets) -> None:
     assert len(bad.outcomes) == 1
 
 
-def test_several_stages_that_fail_at_once_end_the_request_once(puppets: Puppets) -> None:
-    pipeline = puppets.pipeline(
-        puppets.stage("a", double, "x", "m"), puppets.stage("b", double, "x", "y"), outputs=["m", "y"]
-    )
-    recorders = [send(pipeline, [-1.0 - number])[1] for number in range(20)]
-    for runner in puppets.runners.values():
-        runner.open()
-    assert [kind(recorder) for recorder in recorders] == ["ValueError"] * 20
-    assert pipeline.drain()
-    assert all(len(recorder.outcomes) == 1 for recorder in recorders)
-    assert pipeline.statistics().failed == 20
-
-
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -136,29 +116,3 @@ def test_an_error_while_other_first_stages_start_rejects_the_request(puppets: Pu
     assert pipeline.drain()
     counts = pipeline.statistics()
     assert (counts.accepted, counts.refused, counts.failed) == (0, 0, 0)
-
-
-def test_a_split_request_with_a_bad_row_fails_once(puppets: Puppets) -> None:
-    pipeline = puppets.two(gated=False, max_batch_size=2)
-    bad = send(pipeline, [1, 2, 3, -5, 4, 5, 6])[1]
-    good = send(pipeline, [1])[1]
-    assert (kind(bad), answer(good)) == ("ValueError", [4])
-    assert pipeline.drain()
-    assert len(bad.outcomes) == 1
-
-
-def test_errors_do_not_refer_to_tensors(puppets: Puppets) -> None:
-    pipeline = puppets.two(lambda t: {"other": t["in"]}, gated=False)
-    error = send(pipeline, [1])[1].await_outcome().error
-    assert error is not None
-    assert (error.__traceback__, error.__context__) == (None, None)
-
-
-def test_the_figures_of_all_stages_add_up(puppets: Puppets) -> None:
-    pipeline = puppets.two(negate, double, gated=False)
-    recorders = [send_here(pipeline, [value, 0])[1] for value in (-1, 1, -2, 2)]
-    assert [kind(recorder) for recorder in recorders] == ["answered", "ValueError"] * 2
-    assert pipeline.drain()
-    for counts in pipeline.stage_statistics().values():
-        figures_add_up(counts)
-    assert np.isclose(pipeline.statistics().answer_times.total_sum, 0.0)

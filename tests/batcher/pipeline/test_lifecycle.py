@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
 import pytest
-from support.batcher.pipelines import Puppets, add_one, answer, double, kind, queued, send, send_here
-from support.batcher.rig import Recorder, reach, result
+from support.batcher.pipelines import Puppets, add_one, answer, double, kind, send, send_here
+from support.batcher.rig import Recorder, new_request, reach, result
 
-from tensorferry.batcher import BatcherClosed, Outcome, Request, Stage, StageModel, Tensor
+from tensorferry.batcher import BatcherClosed, DeadlineExceeded, Outcome, Request, Stage, StageModel
 
 
 def test_draining_answers_what_is_in_any_stage(puppets: Puppets) -> None:
@@ -24,19 +23,6 @@ def test_draining_answers_what_is_in_any_stage(puppets: Puppets) -> None:
         runner.open()
     assert pipeline.close()
     assert [answer(recorder) for recorder in recorders] == [[2], [4], [6], [8]]
-
-
-def test_waiting_until_idle_accepts_requests(puppets: Puppets) -> None:
-    pipeline = puppets.two()
-    assert pipeline.wait_idle(0.0)
-    first = send(pipeline, [1])[1]
-    puppets.runners["a"].await_batches(1)
-    assert not pipeline.wait_idle(0.0)
-    second = send(pipeline, [2])[1]
-    for runner in puppets.runners.values():
-        runner.open()
-    assert pipeline.wait_idle()
-    assert (answer(first), answer(second)) == ([4], [6])
 
 
 def test_after_a_flush_no_batch_waits_for_its_window(puppets: Puppets) -> None:
@@ -69,14 +55,6 @@ def test_closing_without_draining_answers_only_what_runs_in_the_last_stage(puppe
     assert (counts.accepted, counts.answered, counts.abandoned) == (4, 1, 3)
 
 
-def test_closing_after_its_timeout_fails_what_is_left(puppets: Puppets) -> None:
-    pipeline = puppets.two(max_batch_size=1)
-    recorders = [send(pipeline, [value])[1] for value in range(3)]
-    puppets.runners["a"].await_batches(1)
-    assert not pipeline.close(timeout=0.0)
-    assert [kind(recorder) for recorder in recorders[1:]] == ["BatcherClosed"] * 2
-
-
 def test_what_waits_in_a_model_of_others_is_waited_for_or_withdrawn(puppets: Puppets) -> None:
     other = puppets.batcher("other", double, max_batch_size=1)
     pipeline = puppets.pipeline(
@@ -103,25 +81,11 @@ def test_a_completion_may_drain_and_close(puppets: Puppets) -> None:
         said.extend((pipeline.drain(), pipeline.close()))
         done.set()
 
-    raw = np.array([1.0]).tobytes()
-    pipeline.enqueue(Request((Tensor(np.dtype(float), (1,), raw),), complete, names=("x",), rows=1, nbytes=8))
+    pipeline.enqueue(new_request({"x": [1.0]}, complete))
     reach(done)
     assert said == [False, False]
     assert pipeline.close(), "the workers end by themselves"
     assert pipeline.statistics().answered == 1
-
-
-def test_the_completion_of_a_cancel_may_close_without_draining(puppets: Puppets) -> None:
-    pipeline = puppets.two()
-    request, _ = send(pipeline, [1])
-    waits = send(pipeline, [2])[1]
-
-    def close(outcome: Outcome) -> None:
-        pipeline.close(drain=False)
-
-    request.complete = close
-    assert pipeline.cancel(request)
-    assert kind(waits) == "BatcherClosed"
 
 
 def test_empty_requests_are_answered_without_a_run(puppets: Puppets) -> None:
@@ -135,15 +99,9 @@ def test_empty_requests_are_answered_without_a_run(puppets: Puppets) -> None:
     assert (counts.accepted, counts.answered) == (1, 1)
     with pytest.raises(ValueError, match="1 rows"):
         pipeline.answer_empty(Request((), recorder, names=("x",), rows=1, nbytes=0), {})
+    with pytest.raises(DeadlineExceeded):
+        pipeline.answer_empty(Request((), recorder, names=("x",), rows=0, nbytes=0, deadline=-1.0), {})
     pipeline.close()
     with pytest.raises(BatcherClosed):
         pipeline.answer_empty(Request((), recorder, names=("x",), rows=0, nbytes=0), {})
-    assert pipeline.statistics().refusals == {"closed": 1}
-
-
-def test_it_says_what_it_does(puppets: Puppets) -> None:
-    pipeline = puppets.two()
-    send(pipeline, [1])
-    assert repr(pipeline) == "<Pipeline p: 1 requests in 2 stages>"
-    assert [stage.name for stage in pipeline.stages] == ["a", "b"]
-    assert queued(pipeline, "b") == 0
+    assert pipeline.statistics().refusals == {"deadline": 1, "closed": 1}

@@ -54,15 +54,6 @@ def pipeline_of(puppets: Puppets, model: Any, padding: Padding | None, outputs: 
     )
 
 
-def test_rows_are_padded_to_the_longest_of_the_request_with_the_readers_pad_value(puppets: Puppets) -> None:
-    model = Model()
-    padding = Padding((2,), {"ids": PadInput(1, -1)})
-    with pipeline_of(puppets, model, padding) as pipeline:
-        # The mask has no pad value, so it is padded with False.
-        assert result(pipeline.submit_rows({"x": [2.0, 1.0]}))["sum"].tolist() == [3, 1]
-    assert model.batches == [[[1, 2], [1, -1]]]
-
-
 def test_then_they_are_padded_to_the_lengths_of_the_stage_and_cut_back(puppets: Puppets) -> None:
     model = Model()
     with pipeline_of(puppets, model, PADDING, ("sum", "ids")) as pipeline:
@@ -70,22 +61,6 @@ def test_then_they_are_padded_to_the_lengths_of_the_stage_and_cut_back(puppets: 
     assert model.batches == [[[1, 2, 3, -1], [1, 2, -1, -1]]]
     assert answers["sum"].tolist() == [6, 3]
     assert answers["ids"].tolist() == [[1, 2, 3], [1, 2, -1]]
-
-
-def test_requests_of_different_lengths_share_batches(puppets: Puppets) -> None:
-    model = Model()
-    with pipeline_of(puppets, model, PADDING) as pipeline:
-        futures = [pipeline.submit({"x": float(x)}) for x in (1, 4, 3, 2)]
-        assert [result(future)["sum"] for future in futures] == [1, 10, 6, 3]
-    assert {len(row) for batch in model.batches for row in batch} == {4}
-
-
-def test_without_padding_they_have_their_own_lengths(puppets: Puppets) -> None:
-    model = Model()
-    with pipeline_of(puppets, model, None) as pipeline:
-        assert result(pipeline.submit({"x": 3.0}))["sum"] == 6
-        assert result(pipeline.submit_rows({"x": [1.0, 2.0]}))["sum"].tolist() == [1, 3]
-    assert model.batches == [[[1, 2, 3]], [[1, 0], [1, 2]]]
 
 
 def test_an_output_of_the_pipeline_is_an_array(puppets: Puppets) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.batcher.pipelines import Puppets
 from support.batcher.rig import PATIENCE, error, reproducible, result
 
-from tensorferry.batcher import Batcher, OutOfMemory, Padding, PadInput, Pipeline, Stage
+from tensorferry.batcher import Batcher, ModelOutputError, OutOfMemory, Padding, PadInput, Pipeline, Stage
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 LENGTHS = (2, 4, 8)
@@ -39,17 +39,20 @@ def masked_sum(inputs: Mapping[str, Any]) -> Any:
 def pipeline_of(
     model: Any = masked_sum,
     *,
+    tokens: Batcher | None = None,
     most: int = 4,
     outputs: Any = ("sum",),
     clock: VirtualClock | None = None,
     padding: Padding = PADDING,
 ) -> Pipeline:
     names = ("ids", "mask", "length")
-    tokens = Stage("tokens", Batcher(count_up, 64, clock=clock), {"x": "x"}, {name: name for name in names})
+    first = Stage(
+        "tokens", tokens or Batcher(count_up, 64, clock=clock), {"x": "x"}, {name: name for name in names}
+    )
     batcher = Batcher(model, most, name="model", clock=clock)
     reads = {name: name for name in names}
     gives = {"sum": "sum", "doubled": "doubled"}
-    stages = [tokens, Stage("model", batcher, reads, gives, padding=padding)]
+    stages = [first, Stage("model", batcher, reads, gives, padding=padding)]
     return Pipeline("p", stages, inputs=["x"], outputs=list(outputs), clock=clock)
 
 
@@ -96,6 +99,14 @@ def test_full_batches_have_one_padded_length_the_longest_first() -> None:
     assert statistics.padding_positions == 6 * 8 + 2 * 4 + 6 * 2 - sum(rows)
 
 
+def test_inputs_of_different_numbers_of_rows_are_the_models_fault() -> None:
+    tokens = Batcher(lambda inputs: {**count_up(inputs), "length": np.array([1.0])}, 0)
+    with pipeline_of(tokens=tokens, most=1) as pipeline:
+        caught = error(pipeline.submit_rows({"x": np.array([1.0, 2])}))
+    assert isinstance(caught, ModelOutputError)
+    assert "'length': [1]" in str(caught)
+
+
 def test_a_request_that_fits_into_a_batch_is_one_batch_whose_padding_is_counted() -> None:
     runner = ScriptedRunner(masked_sum)
     with pipeline_of(runner) as pipeline:
@@ -103,13 +114,6 @@ def test_a_request_that_fits_into_a_batch_is_one_batch_whose_padding_is_counted(
         statistics = pipeline.statistics()
     assert shapes(runner) == [(3, 8)]
     assert (statistics.positions, statistics.padding_positions) == (10, 14)
-
-
-def test_rows_of_equal_length_are_split_as_they_are() -> None:
-    runner = ScriptedRunner(masked_sum)
-    with pipeline_of(runner) as pipeline:
-        assert result(pipeline.submit_rows({"x": np.full(6, 3.0)}))["sum"].tolist() == [3] * 6
-    assert shapes(runner) == [(4, 4), (2, 4)]
 
 
 def test_its_rows_share_batches_with_other_requests() -> None:
@@ -125,25 +129,6 @@ def test_its_rows_share_batches_with_other_requests() -> None:
         for future, lengths in zip([first, *futures], ([8], [1, 8, 1, 8, 8], [7], [2]), strict=True):
             assert np.ravel(result(future)["sum"]).tolist() == [sum_of(length) for length in lengths]
     assert shapes(runner)[1:] == [(4, 8), (3, 2)]
-
-
-def test_a_failing_row_fails_its_request_and_no_other() -> None:
-    def refuses_six(inputs: Mapping[str, Any]) -> Any:
-        if 6 in inputs["length"]:
-            raise ValueError("six")
-        return masked_sum(inputs)
-
-    runner = ScriptedRunner(refuses_six, gated=True)
-    with pipeline_of(runner, most=8) as pipeline:
-        first = pipeline.submit({"x": 8.0})
-        runner.await_batches(1)
-        bad = pipeline.submit_rows({"x": np.array([5.0, 1, 8, 6, 1, 7, 2, 1, 2])})
-        good = [pipeline.submit({"x": float(length)}) for length in (5, 7, 1)]
-        while pipeline.stage_statistics()["model"].sizes.queued_rows < 12:
-            threading.Event().wait(0.001)
-        runner.open()
-        assert str(error(bad)) == "six"
-        assert [result(future)["sum"] for future in [first, *good]] == [sum_of(n) for n in (8, 5, 7, 1)]
 
 
 def test_a_cancelled_request_runs_no_further_batch() -> None:

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from support.batcher.pipelines import Puppets, add_one, answer, double, send, send_here
+from support.batcher.pipelines import Puppets, add_one, answer, double, send, send_here, slow
 
 from tensorferry.batcher import BatcherSettings, QueuePolicy, Stage, StageModel
-from tensorferry.batcher.testing import VirtualClock
-
-
-class Slow:
-    """A function whose batches take `seconds` on the clock."""
-
-    def __init__(self, clock: VirtualClock, seconds: float) -> None:
-        self._clock, self._seconds = clock, seconds
-
-    def __call__(self, inputs: Mapping[str, Any]) -> Any:
-        self._clock.advance(self._seconds)
-        return {"out": inputs["in"] + 1}
 
 
 def test_a_request_is_counted_once_with_the_times_of_its_stages(puppets: Puppets) -> None:
     clock = puppets.clock
-    pipeline = puppets.two(Slow(clock, 1.0), Slow(clock, 2.0), gated=False)
+    pipeline = puppets.two(slow(clock, 1.0), slow(clock, 2.0), gated=False)
     for _ in range(3):
         outcome = send(pipeline, [1, 2])[1].await_outcome()
         assert outcome.batch is not None
@@ -61,8 +48,8 @@ def test_waiting_in_any_stage_is_queue_delay(puppets: Puppets) -> None:
 def test_times_of_branches_are_those_of_the_way_to_the_last_stage(puppets: Puppets) -> None:
     clock = puppets.clock
     pipeline = puppets.pipeline(
-        puppets.stage("short", Slow(clock, 1.0), "x", "m", gated=False),
-        puppets.stage("long", Slow(clock, 5.0), "x", "n", gated=False),
+        puppets.stage("short", slow(clock, 1.0), "x", "m", gated=False),
+        puppets.stage("long", slow(clock, 5.0), "x", "n", gated=False),
         Stage(
             "join",
             puppets.batcher("join", lambda t: {"out": t["p"] + t["q"]}, gated=False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 import pytest
 from batcher.policy.test_close_rule import BUSY, Affine, ClassQueueOf, Unknown, Waiting, with_deadline
@@ -14,7 +15,7 @@ from support.batcher.rig import reproducible
 from tensorferry.batcher.policy.batch_forming import FormedBatch, TimesWithOthers, form_batch
 from tensorferry.batcher.policy.close_rule import Close, decide
 from tensorferry.batcher.policy.priority_sharing import DeficitRoundRobin
-from tensorferry.batcher.policy.protocols import BatchTimes, BucketView
+from tensorferry.batcher.policy.protocols import BatchTimes
 from tensorferry.batcher.settings import Limits
 
 MOST = 8
@@ -46,14 +47,10 @@ def test_the_leading_class_comes_first_and_gets_its_quota() -> None:
 
 
 def test_times_with_others_are_those_of_the_whole_batch() -> None:
-    times = Affine()
-    beside = TimesWithOthers(times, 3)
+    times, beside = Affine(), TimesWithOthers(Affine(), 3)
     for rows in (1, 2, 5):
-        assert beside.mean(rows) == times.mean(rows + 3)
-        assert beside.upper(rows) == times.upper(rows + 3)
-        assert (
-            beside.max_rows_within(times.upper(rows + 3)) == times.max_rows_within(times.upper(rows + 3)) - 3
-        )
+        assert (beside.mean(rows), beside.upper(rows)) == (times.mean(rows + 3), times.upper(rows + 3))
+        assert beside.max_rows_within(times.upper(rows + 3)) == rows
     assert beside.stale == times.stale
 
 
@@ -81,25 +78,6 @@ def test_lower_classes_are_added_only_if_they_are_in_time() -> None:
     assert [request.deadline for request in formed.batch[6:]] == [18.0, 18.1]
 
 
-def test_the_lowest_class_makes_no_class_above_late() -> None:
-    class_queues = [
-        class_queue([Waiting()] * 2),
-        class_queue(with_deadline(13.5)),
-        class_queue([Waiting()] * 9),
-    ]
-    formed = form(class_queues, 0, [2, 1, 5])
-    assert formed.rows == [2, 1, 0]
-
-
-def test_added_requests_do_not_make_the_leading_class_late() -> None:
-    class_queues = [
-        class_queue(with_deadline(12.5, 12.6)),
-        class_queue([Waiting()] * 9),
-        class_queue(with_deadline(90, 91)),
-    ]
-    assert form(class_queues, 0, [2, 3, 3]).rows == [2, 0, 0]
-
-
 def test_without_known_times_all_requests_are_taken() -> None:
     class_queues = [
         class_queue(with_deadline(0.1, 0.2)),
@@ -107,17 +85,6 @@ def test_without_known_times_all_requests_are_taken() -> None:
         class_queue(with_deadline(0.1, 0.2)),
     ]
     assert form(class_queues, 0, [2, 4, 2], times=Unknown()).rows == [2, 4, 2]
-
-
-def test_only_requests_of_the_leading_class_are_shed() -> None:
-    """Requests of other classes that would be late are left in the queue."""
-    tight = [11.5, 11.6, 11.7, 40, 41, 42, 43, 44]
-    class_queues = [class_queue(with_deadline(*tight)), class_queue(with_deadline(*tight))]
-    formed = form(class_queues, 0, [4, 4])
-    assert formed.shed
-    assert all(
-        any(request is dropped for request in class_queues[0].with_deadline) for dropped in formed.shed
-    )
 
 
 classes = st.lists(
@@ -181,44 +148,35 @@ def test_every_batch_of_several_classes_is_sound(
     assert set(dropped) <= set(map(id, class_queues[lead].with_deadline))
 
 
+@dataclass(frozen=True)
+class View:
+    class_queues: list[ClassQueueOf]
+    rows: int = 1
+    oldest_arrival: float = 0.0
+    latest_start: float = math.inf
+    full_rows: int = MOST
+
+
 @pytest.mark.parametrize(
     ("credits", "lead"),
     [([1.0, 1.0], 0), ([0.9, 1.0], 1), ([-3.0, 5.0], 1), ([0.0, 0.0], 0), ([0.5, 0.9], 0)],
 )
 def test_the_highest_class_with_credit_leads(credits: list[float], lead: int) -> None:
-    class View:
-        class_queues = (class_queue([Waiting()]), class_queue([Waiting()]))
-        rows = 2
-        oldest_arrival = 0.0
-        latest_start = math.inf
-        full_rows = MOST
-
-    close = decide({"a": View()}, 0.0, Limits(MOST, 0.0), False, credits)
+    view = View([class_queue([Waiting()]), class_queue([Waiting()])], rows=2)
+    close = decide({"a": view}, 0.0, Limits(MOST, 0.0), False, credits)
     assert isinstance(close, Close)
     assert close.leading_class == lead
 
 
-def test_the_leading_class_chooses_the_bucket() -> None:
+@pytest.mark.parametrize(("credits", "expected"), [([1.0, 1.0], ("serve_by", 0)), ([0.0, 1.0], ("low", 1))])
+def test_the_leading_class_chooses_the_bucket(credits: list[float], expected: tuple[str, int]) -> None:
     """The higher class is queued in one bucket; the lower, due long ago, in another."""
-
-    class View:
-        rows = 1
-        oldest_arrival = 0.0
-        latest_start = math.inf
-        full_rows = MOST
-
-        def __init__(self, rank: int, serve_by: float) -> None:
-            mine = ClassQueueOf([], [Waiting()], serve_by=serve_by)
-            self.class_queues = [mine if at == rank else ClassQueueOf([], []) for at in range(2)]
-
-    buckets: dict[Hashable, BucketView] = {
-        "low": View(1, 1.0),
-        "late": View(0, 9.0),
-        "serve_by": View(0, 5.0),
+    nothing = ClassQueueOf([], [])
+    buckets: dict[Hashable, View] = {
+        "low": View([nothing, ClassQueueOf([], [Waiting()], serve_by=1.0)]),
+        "late": View([ClassQueueOf([], [Waiting()], serve_by=9.0), nothing]),
+        "serve_by": View([ClassQueueOf([], [Waiting()], serve_by=5.0), nothing]),
     }
-    close = decide(buckets, 0.0, Limits(MOST, 0.0), False, [1.0, 1.0])
+    close = decide(buckets, 0.0, Limits(MOST, 0.0), False, credits)
     assert isinstance(close, Close)
-    assert (close.key, close.leading_class) == ("serve_by", 0)
-    close = decide(buckets, 0.0, Limits(MOST, 0.0), False, [0.0, 1.0])
-    assert isinstance(close, Close)
-    assert (close.key, close.leading_class) == ("low", 1)
+    assert (close.key, close.leading_class) == expected

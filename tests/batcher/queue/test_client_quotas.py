@@ -20,15 +20,10 @@ WORLDS: Mapping[str, tuple[Mapping[str, Sender], Mapping[str, Any]]] = {
         {"greedy": Sender(10, 0, rows=4), "meek": Sender(0.3, 0, rows=8)},
         {"max_queue_size": 64},
     ),
-    "longer deadlines of the greedy, a short queue": (
-        {"greedy": Sender(10, 0.2), "meek": Sender(0.3)},
-        {"max_queue_size": 128},
-    ),
     "kinds that share no batch": (
         {"greedy": Sender(5, 0.1, kinds=4), "meek": Sender(0.3, 0.1)},
-        {"seconds": 1.0},
+        {"seconds": 0.8},
     ),
-    "two devices": ({"greedy": Sender(5, 0.06), "meek": Sender(0.3, 0.06)}, {"devices": 2}),
     "pipelined": ({"greedy": Sender(10, 0.06), "meek": Sender(0.3, 0.06)}, {"pipelined": True}),
 }
 
@@ -52,12 +47,3 @@ def test_all_want_more_than_there_is() -> None:
     got = answered({"a": Sender(5), "b": Sender(5)}, seconds=0.5, clients=weights)
     assert got["a"] == pytest.approx(0.75, abs=0.05)
     assert got["b"] == pytest.approx(0.25, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    "senders",
-    [{"alone": Sender(10)}, {"a": Sender(0.5, 0.03), "b": Sender(0.4, 0.2)}],
-    ids=["one client", "all in time"],
-)
-def test_where_nothing_is_to_be_shared_the_policy_changes_nothing(senders: Mapping[str, Sender]) -> None:
-    assert answered(senders, seconds=0.4, clients=FAIR) == answered(senders, seconds=0.4)

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from batcher.conftest import Make
 from polling import until
-from support.batcher.rig import Recorder, enqueue, error, fails_below_zero, occupy, reach, result, rows
+from support.batcher.rig import Recorder, enqueue, error, new_request, occupy, reach, result, rows
 
 from tensorferry.batcher import Batcher, InstanceFailed, QueuePolicy, RunTimedOut
-from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
@@ -56,6 +55,14 @@ def broken_with(make: Make, count: int, **options: Any) -> tuple[Batcher, Device
     return batcher, device, [recorder for _, recorder in everyone], [request for request, _ in everyone]
 
 
+def answered_again(batcher: Batcher) -> bool:
+    """Return whether a request is answered; False while the device is out."""
+    try:
+        return bool(result(batcher.submit(4.0)) == 8)
+    except InstanceFailed:
+        return False
+
+
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_the_batch_is_run_again_when_the_device_is_back(make: Make, pipelined: bool) -> None:
     batcher, device, recorders, _ = broken_with(make, 4, pipelined=pipelined)
@@ -70,18 +77,19 @@ def test_the_batch_is_run_again_when_the_device_is_back(make: Make, pipelined: b
     assert 1 <= statistics.retried <= 2
 
 
-def test_requeued_requests_run_first_and_in_order(make: Make) -> None:
-    device = Device()
-    runner = ScriptedRunner(device, gated=True)
+def test_without_a_recovery_requeued_requests_run_at_once_first_and_in_order(make: Make) -> None:
+    failures = [InstanceFailed("a hiccup")]
+
+    def model_fn(x: Any) -> Any:
+        if len(x) == 3 and failures:
+            raise failures.pop()
+        return x * 2
+
+    runner = ScriptedRunner(model_fn, gated=True)
     batcher = make(runner, 3)
     occupy(batcher, runner)
     sent = [enqueue(batcher, [float(tag)])[1] for tag in range(1, 7)]
-    runner.release()
-    runner.await_batches(2)
-    device.broken = True
     runner.open()
-    reach(device.tried)
-    device.may_return.set()
     for recorder in sent:
         assert recorder.await_outcome().error is None
     assert rows(runner, 1) == [[1, 2, 3], [1, 2, 3], [4, 5, 6]]
@@ -103,18 +111,6 @@ def test_a_request_is_run_once_more_and_not_twice(make: Make) -> None:
     assert batcher.statistics().retried == 1
 
 
-def test_without_a_recovery_the_function_is_called_again_at_once(make: Make) -> None:
-    failures = [InstanceFailed("a hiccup")]
-
-    def model_fn(x: Any) -> Any:
-        if failures:
-            raise failures.pop()
-        return x * 2
-
-    batcher = make(model_fn)
-    assert result(batcher.submit(1.0)) == 2
-
-
 def test_the_other_device_takes_requeued_requests(make: Make) -> None:
     broken = Device()
     runner = ScriptedRunner(broken, gated=True)
@@ -130,8 +126,7 @@ def test_the_other_device_takes_requeued_requests(make: Make) -> None:
     other.open()
     for recorder in (*occupied, *sent):
         assert recorder.await_outcome().error is None
-    for tag in range(50):
-        assert result(batcher.submit(float(tag))) == 2 * tag
+    assert [result(batcher.submit(float(tag))) for tag in range(9)] == list(range(0, 18, 2))
     assert len(runner.batches) == 1
     broken.may_return.set()
     assert batcher.close()
@@ -158,18 +153,6 @@ def test_a_deadline_that_passes_during_the_recovery(make: Make, clock: VirtualCl
     assert (without_deadline.kind, hasty.kind) == ("answered", "DeadlineExceeded")
 
 
-def test_a_deadline_that_passed_while_the_batch_ran_is_not_run_again(make: Make, clock: VirtualClock) -> None:
-    device = Device(broken=True)
-    runner = ScriptedRunner(device, gated=True)
-    batcher = make(runner, clock=clock)
-    _, late = enqueue(batcher, [1.0], deadline=5.0)
-    runner.await_batches(1)
-    clock.advance(6)
-    runner.open()
-    assert type(late.await_outcome().error).__name__ == "DeadlineExceeded"
-    device.may_return.set()
-
-
 def test_a_queue_timeout_ends_with_the_first_dispatch(make: Make, clock: VirtualClock) -> None:
     device = Device(broken=True)
     runner = ScriptedRunner(device, gated=True)
@@ -184,21 +167,18 @@ def test_a_queue_timeout_ends_with_the_first_dispatch(make: Make, clock: Virtual
     assert sent.await_outcome().error is None
 
 
-def test_drain_during_the_recovery_waits_for_it(make: Make) -> None:
+@pytest.mark.parametrize("drain", [True, False])
+def test_drain_during_the_recovery_waits_for_it_and_close_fails_queued_requests(
+    make: Make, drain: bool
+) -> None:
     batcher, device, recorders, _ = broken_with(make, 3)
-    assert not batcher.drain(timeout=0.01)
-    device.may_return.set()
-    assert batcher.drain()
-    assert [recorder.kind for recorder in recorders] == ["answered"] * 3
-
-
-def test_close_during_the_recovery_fails_queued_requests(make: Make) -> None:
-    batcher, device, recorders, _ = broken_with(make, 3)
-    assert not batcher.close(drain=False, timeout=0.01), "a worker is inside the recovery"
-    assert [recorder.kind for recorder in recorders] == ["BatcherClosed"] * 3
+    if drain:
+        assert not batcher.drain(timeout=0.01)
+    else:
+        assert not batcher.close(drain=False, timeout=0.01), "a worker is inside the recovery"
     device.may_return.set()
     assert batcher.close()
-    assert all(len(recorder.outcomes) == 1 for recorder in recorders)
+    assert [recorder.kind for recorder in recorders] == ["answered" if drain else "BatcherClosed"] * 3
 
 
 def test_a_device_that_fails_after_close_fails_its_batch(make: Make) -> None:
@@ -230,64 +210,9 @@ def test_a_failed_recovery_fails_queued_requests_and_is_repeated(
     assert refused.value.retry_after == retry_after
     assert device.tries == 1
     clock.advance(retry_after)
-    while True:
-        try:
-            assert result(batcher.submit(1.0)) == 2
-            break
-        except InstanceFailed:
-            pass
+    until(lambda: answered_again(batcher))
     assert device.tries == 2
     assert batcher.drain()
-
-
-def test_one_unrecoverable_device_of_two_fails_no_request(make: Make, clock: VirtualClock) -> None:
-    broken = Device(broken=True)
-    broken.vain = [InstanceFailed("still broken", 5.0)]
-    broken.may_return.set()
-    works = ScriptedRunner()
-    batcher = make([broken, works], 1, clock=clock)
-    for tag in range(40):
-        assert result(batcher.submit(float(tag))) == 2 * tag
-
-
-def test_a_device_failure_during_bisection_loses_no_request(make: Make) -> None:
-    device = Device(fn=fails_below_zero)
-
-    def model_fn(x: Any) -> Any:
-        if x.tolist() == [3, 4] and not device.tries:
-            device.broken = True
-        return device(x)
-
-    device.may_return.set()
-    runner = ScriptedRunner(model_fn, gated=True)
-    batcher = make(runner, 4)
-    occupy(batcher, runner)
-    sent = [enqueue(batcher, [value])[1] for value in (1.0, -2.0, 3.0, 4.0)]
-    runner.open()
-    for recorder in sent:
-        recorder.await_outcome()
-    assert batcher.close()
-    assert [recorder.kind for recorder in sent] == ["answered", "ValueError", "answered", "answered"]
-
-
-def test_a_cancel_while_the_device_fails(make: Make) -> None:
-    held: list[Any] = []
-    device = Device(broken=True)
-    device.may_return.set()
-
-    def model_fn(x: Any) -> Any:
-        if device.broken:
-            assert batcher.cancel(held[0])
-        return device(x)
-
-    runner = ScriptedRunner(model_fn, gated=True)
-    batcher = make(runner)
-    request, recorder = enqueue(batcher, [1.0])
-    held.append(request)
-    runner.open()
-    assert batcher.close()
-    assert recorder.kind == "Cancelled"
-    assert len(runner.batches) == 1, "its only caller has cancelled"
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
@@ -303,41 +228,10 @@ def test_a_run_that_does_not_return_is_given_up(make: Make, pipelined: bool) -> 
         batcher.submit(1.0)
     # The run returns after all.
     runner.open()
-    while True:
-        try:
-            assert result(batcher.submit(4.0)) == 8
-            break
-        except InstanceFailed:
-            pass
+    until(lambda: answered_again(batcher))
     assert batcher.close()
     assert all(len(recorder.outcomes) == 1 for recorder in sent)
     assert batcher.statistics().answered == 1
-
-
-def test_a_run_that_is_given_up_when_it_is_over_changes_nothing(make: Make) -> None:
-    runner = ScriptedRunner()
-    batcher = make(runner)
-    assert result(batcher.submit(1.0)) == 2
-    batcher.abort_hung_run(0, RunTimedOut("it hangs"))
-    assert result(batcher.submit(1.0)) == 2
-
-
-def test_the_other_device_serves_beside_a_hanging_one(make: Make) -> None:
-    hangs, works = ScriptedRunner(gated=True), ScriptedRunner(gated=True)
-    batcher = make([hangs, works], 1)
-    both = [enqueue(batcher, [float(tag)])[1] for tag in range(2)]
-    hangs.await_batches(1)
-    works.await_batches(1)
-    _, queued = enqueue(batcher, [2.0])
-    batcher.abort_hung_run(0, RunTimedOut("it hangs"))
-    works.open()
-    assert queued.await_outcome().error is None
-    for recorder in both:
-        recorder.await_outcome()
-    assert sorted(recorder.kind for recorder in both) == ["RunTimedOut", "answered"]
-    for tag in range(20):
-        assert result(batcher.submit(float(tag))) == 2 * tag
-    hangs.open()
 
 
 def test_a_recovery_that_does_not_return_is_given_up(make: Make) -> None:
@@ -347,12 +241,7 @@ def test_a_recovery_that_does_not_return_is_given_up(make: Make) -> None:
     with pytest.raises(InstanceFailed):
         batcher.submit(1.0)
     device.may_return.set()
-    while True:
-        try:
-            assert result(batcher.submit(4.0)) == 8
-            break
-        except InstanceFailed:
-            pass
+    until(lambda: answered_again(batcher))
 
 
 def test_a_run_that_took_too_long_fails_its_requests_and_runs_nothing_again(make: Make) -> None:
@@ -379,7 +268,7 @@ def test_the_submitting_thread_recovers_no_device(make: Make) -> None:
         batcher.add_warmup_sample(count, 1e-6)
     recorder = Recorder()
     device.broken = True
-    mine = request_of([1.0], recorder, one_row=False)
+    mine = new_request([1.0], recorder)
     if batcher.enqueue(mine, notify=False):
         batcher.run_inline(1.0)
     reach(device.tried)

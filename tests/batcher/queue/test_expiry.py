@@ -5,17 +5,13 @@ model.
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
-from typing import Any
 
 import pytest
 from batcher.conftest import Make
 from polling import until
-from support.batcher.rig import PATIENCE, Recorder, enqueue, error, occupy, reach, result
+from support.batcher.rig import error, occupy, result, takes
 
-from tensorferry.batcher import Batcher, DeadlineExceeded, Outcome
-from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.learning.return_model import ReturnModel
+from tensorferry.batcher import DeadlineExceeded
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
@@ -61,22 +57,6 @@ def test_an_expired_request_is_completed_while_every_worker_is_busy(
     assert [result(future) for future in [*busy, living]] == [0] * len(busy) + [4]
 
 
-def test_a_cancelled_request_does_not_expire_again(
-    make: Make, runner: ScriptedRunner, clock: Watched
-) -> None:
-    batcher = make(runner, 1, clock=clock)
-    occupy(batcher, runner)
-    request, recorder = enqueue(batcher, [1.0], deadline=5.0)
-    _, other = enqueue(batcher, [2.0], deadline=6.0)
-    clock.await_sleepers(until=5.0)
-    assert batcher.cancel(request)
-    clock.advance(5.0)
-    clock.await_sleepers(until=6.0)
-    clock.advance(1.0)
-    assert isinstance(other.await_outcome().error, DeadlineExceeded)
-    assert recorder.kind == "Cancelled"
-
-
 def test_an_earlier_deadline_moves_the_watch_forward(
     make: Make, runner: ScriptedRunner, clock: Watched
 ) -> None:
@@ -91,11 +71,7 @@ def test_an_earlier_deadline_moves_the_watch_forward(
 
 
 def test_a_request_fails_once_its_deadline_is_unreachable(make: Make, clock: Watched) -> None:
-    def model_fn(x: Any) -> Any:
-        clock.advance(0.1)
-        return x
-
-    runner = ScriptedRunner(model_fn, gated=True)
+    runner = ScriptedRunner(takes(clock, 0.1), gated=True)
     batcher = make(runner, 1, clock=clock)
     first = occupy(batcher, runner)
     runner.release()
@@ -143,85 +119,3 @@ def test_waiting_for_deadlines_is_no_busy_loop(make: Make, runner: ScriptedRunne
         clock.advance(1.0)
         assert isinstance(error(future), DeadlineExceeded)
     assert clock.waits - before <= 2 * len(futures)
-
-
-def test_a_completion_of_the_expired_may_close_the_batcher(
-    make: Make, runner: ScriptedRunner, clock: Watched
-) -> None:
-    """It runs on a thread of the batcher, which cannot wait for itself."""
-    batcher = make(runner, 1, clock=clock)
-    occupy(batcher, runner)
-    ended: list[bool] = []
-    called = threading.Event()
-
-    def complete(outcome: Outcome) -> None:
-        ended.append(batcher.close())
-        called.set()
-
-    batcher.enqueue(request_of([1.0], complete, one_row=False, deadline=5.0))
-    clock.await_sleepers(until=5.0)
-    clock.advance(5.0)
-    reach(called)
-    assert ended == [False]
-    runner.open()
-    assert batcher.close()
-
-
-def test_drain_waits_for_the_completions_of_the_expired(
-    make: Make, runner: ScriptedRunner, clock: Watched
-) -> None:
-    """Property 1: drained means completed, whichever thread completes."""
-    batcher = make(runner, 1, clock=clock)
-    busy = occupy(batcher, runner)
-    entered, leave = threading.Event(), threading.Event()
-
-    def complete(outcome: Outcome) -> None:
-        entered.set()
-        reach(leave)
-
-    batcher.enqueue(request_of([1.0], complete, one_row=False, deadline=5.0))
-    clock.await_sleepers(until=5.0)
-    clock.advance(5.0)
-    reach(entered)
-    runner.open()
-    assert result(busy) == 0
-    assert not batcher.drain(timeout=0)
-    clock.await_sleepers(0)
-    leave.set()
-    assert batcher.drain()
-
-
-def test_a_worker_that_waits_for_its_neighbour_to_answer_does_not_watch(
-    make: Make, clock: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If callers return, the next batch of a pipelined device waits for the answers of the last."""
-    monkeypatch.setattr(ReturnModel, "expected", True)
-    batcher = make(lambda x: x, 4, pipelined=True, clock=clock)
-    entered, leave = threading.Event(), threading.Event()
-
-    def complete(outcome: Outcome) -> None:
-        entered.set()
-        reach(leave)
-
-    batcher.enqueue(request_of([1.0], complete, one_row=False))
-    reach(entered)
-    waiting: Future[Any] = batcher.submit(1.0, timeout=5.0)
-    clock.await_sleepers(until=5.0)
-    clock.advance(5.0)
-    assert isinstance(error(waiting), DeadlineExceeded)
-    leave.set()
-
-
-@pytest.mark.parametrize("drain", [True, False])
-def test_the_thread_that_watches_ends_with_the_batcher(runner: ScriptedRunner, drain: bool) -> None:
-    batcher = Batcher(runner, 1, name="watched")
-    busy = occupy(batcher, runner)
-    recorder = Recorder()
-    batcher.enqueue(request_of([1.0], recorder, one_row=False, deadline=1e9))
-    closer = threading.Thread(target=batcher.close, kwargs={"drain": drain})
-    closer.start()
-    runner.open()
-    closer.join(PATIENCE)
-    assert result(busy) == 0
-    assert recorder.kind in ("answered", "BatcherClosed")
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("watched")]

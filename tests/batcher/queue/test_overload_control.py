@@ -6,10 +6,11 @@ import math
 from collections.abc import Hashable
 
 import pytest
+from support.batcher.rig import ignore
 
 from tensorferry.batcher import QueueFull, Request
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import BatchAssignment, Outcome
+from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.settings import BatcherSettings, ClientPolicy
 from tensorferry.batcher.testing import VirtualClock
 
@@ -18,25 +19,13 @@ MOST, FULL = 10, 0.1
 TIMEOUT = 1.0
 
 
-def ignore(outcome: Outcome) -> None:
-    """Ignore the outcome."""
-
-
 class QueueUnderLoad:
     """A queue whose batches take 10 ms per row, on one device, which the test runs."""
 
     def __init__(self, classes: int = 1, clients: ClientPolicy | None = None) -> None:
         self.clock = VirtualClock()
         self.inner = RequestQueue(
-            BatcherSettings(
-                MOST,
-                0.0,
-                max_queue_size=4096,
-                max_queue_bytes=1 << 30,
-                priority_weights=(1,) * classes,
-                clients=clients,
-            ),
-            self.clock,
+            BatcherSettings(MOST, priority_weights=(1,) * classes, clients=clients), self.clock
         )
         for rows in (1, MOST):
             self.inner.add_warmup_sample(rows, rows * FULL / MOST)
@@ -115,13 +104,6 @@ def test_a_refusal_has_a_retry_time() -> None:
     assert queue.offer()
 
 
-def test_an_earlier_deadline_runs_first_and_is_accepted() -> None:
-    queue = QueueUnderLoad()
-    queue.fill()
-    assert not queue.offer(TIMEOUT)
-    assert queue.offer(TIMEOUT / 2)
-
-
 def test_a_later_deadline_is_accepted() -> None:
     queue = QueueUnderLoad()
     queue.fill()
@@ -171,13 +153,6 @@ def test_a_queue_that_has_been_long_is_kept_short() -> None:
     assert queue.fill() >= 9 * MOST
 
 
-def test_a_queue_that_is_kept_short_still_fills_batches() -> None:
-    queue = QueueUnderLoad()
-    overloaded(queue, 2000)
-    for _ in range(20):
-        assert overloaded(queue, 1) >= MOST
-
-
 def test_a_higher_class_does_not_wait_for_a_lower() -> None:
     queue = QueueUnderLoad(classes=2)
     queue.fill(rank=1)
@@ -204,26 +179,6 @@ def test_refused_requests_count_as_demand() -> None:
     assert demand.rows_per_second == pytest.approx(1000, rel=0.3)
 
 
-def test_without_deadlines_for_a_while_arrivals_are_not_counted_and_the_rate_is_forgotten() -> None:
-    queue = QueueUnderLoad()
-    arrivals = queue.inner._selector.arrivals
-    for _ in range(300):
-        queue.clock.advance(0.001)
-        queue.offer()
-    assert arrivals.counted_until == queue.clock.now() + 10.0
-    queue.clock.advance(9.0)
-    assert queue.offer(timeout=math.inf)
-    assert arrivals.demand(0, queue.clock.now(), 1.0).rows_per_second < 100, "it is counted"
-    queue.clock.advance(1.0)
-    before = arrivals._ranks[0]
-    assert queue.offer(timeout=math.inf)
-    assert arrivals._ranks[0] is before
-    assert arrivals.counted_until < queue.clock.now() + 10.0
-    queue.offer()
-    assert arrivals._ranks[0] is not before, "it starts again"
-    assert arrivals.counted_until == queue.clock.now() + 10.0
-
-
 def test_requests_like_a_refused_one_are_refused_before_they_are_read() -> None:
     queue = QueueUnderLoad()
     soon = queue.clock.now() + TIMEOUT
@@ -248,9 +203,7 @@ def test_others_may_wait_for_a_part_of_their_timeout() -> None:
     assert queue.refusal.pause_seconds == pytest.approx(2.5 * FULL / 16)
     queue.run()
     queue.fill()
-    assert queue.refusal.pause_seconds == pytest.approx(2.5 * FULL / 16), (
-        "requests with short deadlines return"
-    )
+    assert queue.refusal.pause_seconds == pytest.approx(2.5 * FULL / 16), "short deadlines return"
     for _ in range(2):
         queue.run()
         queue.fill()
@@ -307,13 +260,4 @@ def test_if_all_queued_requests_fit_every_deadline_is_checked() -> None:
 def test_if_requests_are_not_alike_each_is_checked(classes: int, fair: bool) -> None:
     queue = QueueUnderLoad(classes, ClientPolicy(fair=fair))
     queue.fill()
-    assert queue.inner.fast_reject(queue.clock.now() + TIMEOUT) is None
-
-
-def test_if_shapes_differ_each_is_checked() -> None:
-    queue = QueueUnderLoad()
-    assert queue.offer(key="rare")
-    queue.run()
-    queue.fill()
-    assert not queue.offer()
     assert queue.inner.fast_reject(queue.clock.now() + TIMEOUT) is None

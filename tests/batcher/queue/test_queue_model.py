@@ -13,10 +13,9 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.batcher.rig import Recorder, reproducible
+from support.batcher.rig import Recorder, new_request, reproducible
 
 from tensorferry.batcher import BatcherClosed, DeadlineExceeded, QueueFull, Request, RequestTooLarge
-from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.backlog import edf_key
@@ -103,7 +102,7 @@ class QueueModel(RuleBasedStateMachine):
     )
     def put(self, rows: int, width: int, ttl: float, rank: int) -> None:
         deadline = self.clock.now() + ttl
-        whole = request_of(np.zeros((rows, width)), Recorder(), one_row=False, deadline=deadline)
+        whole = new_request(np.zeros((rows, width)), Recorder(), deadline=deadline)
         whole.rank = min(rank, self.classes - 1)
         parts = [whole] if rows <= MAX_BATCH else list(split_request(whole, lambda key: MAX_BATCH))
         assert {part.rank for part in parts} == {whole.rank}
@@ -281,4 +280,4 @@ class QueueModel(RuleBasedStateMachine):
 
 
 TestQueueModel = QueueModel.TestCase
-TestQueueModel.settings = settings(reproducible, max_examples=150, stateful_step_count=40)
+TestQueueModel.settings = settings(reproducible, max_examples=100, stateful_step_count=40)

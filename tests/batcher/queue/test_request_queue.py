@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.batcher.rig import PATIENCE, Recorder
+from support.batcher.rig import PATIENCE, Recorder, new_request
 
 from tensorferry.batcher import (
     BatcherClosed,
@@ -18,7 +18,6 @@ from tensorferry.batcher import (
     Request,
     RequestTooLarge,
 )
-from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import State
 from tensorferry.batcher.settings import BatcherSettings
@@ -36,7 +35,7 @@ def make_queue(
 
 def make_request(rows: int = 1, *, deadline: float = math.inf, width: int = 1) -> Request:
     """Return a request of `rows` × `width` float64."""
-    return request_of(np.zeros((rows, width)), Recorder(), one_row=False, deadline=deadline)
+    return new_request(np.zeros((rows, width)), Recorder(), deadline=deadline)
 
 
 def taken(queue: RequestQueue) -> Any:

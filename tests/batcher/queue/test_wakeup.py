@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from tensorferry.batcher.queue.wakeup import InlineExecution
@@ -12,12 +10,6 @@ from tensorferry.batcher.queue.wakeup import InlineExecution
 @pytest.fixture
 def lending() -> InlineExecution:
     return InlineExecution(enabled=True)
-
-
-def test_after_one_long_batch_workers_run_them_for_a_second(lending: InlineExecution) -> None:
-    assert lending.allowed_from == -math.inf
-    lending.suspend(5.0)
-    assert lending.allowed_from == 6.0
 
 
 def test_repeated_suspensions_grow_up_to_a_minute(lending: InlineExecution) -> None:
@@ -34,9 +26,3 @@ def test_after_a_minute_without_it_is_forgotten(lending: InlineExecution) -> Non
     # The run ended at 11.
     lending.suspend(71.0)
     assert lending.allowed_from == 72.0
-
-
-def test_once_disabled_it_stays_so(lending: InlineExecution) -> None:
-    lending.disable()
-    lending.suspend(5.0)
-    assert lending.allowed_from == math.inf

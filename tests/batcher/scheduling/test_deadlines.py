@@ -103,20 +103,6 @@ def test_under_overload_the_fewest_oldest_are_shed_with_a_hint(make: Make, clock
     assert busy.statistics().shed == 1
 
 
-def test_old_estimates_refuse_no_request(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
-    """Otherwise a device that was slow once would refuse for ever, for lack of new observations."""
-    batcher = make(runner, 4, clock=clock)
-    runner.open()
-    for _ in range(20):
-        result(batcher.submit(1.0))
-    with pytest.raises(DeadlineExceeded):
-        batcher.submit(1.0, timeout=0.5)
-    clock.advance(5.0)
-    tried = batcher.submit(1.0, timeout=0.5)
-    assert isinstance(error(tried), DeadlineExceeded)
-    assert len(runner.batches) == 21, "it was run, and was late"
-
-
 def test_a_device_that_is_slow_no_more_is_trusted_again_within_a_few_batches(
     make: Make, clock: VirtualClock
 ) -> None:

@@ -8,21 +8,19 @@ max_batch_size - r + 1. Requests that cannot share a batch are counted by bucket
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
-from batcher.conftest import Make
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batcher.rig import Recorder, occupy, reproducible, result
+from support.batcher.rig import Recorder, new_request, reproducible
 
 from tensorferry.batcher import Request
-from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.settings import BatcherSettings
-from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+from tensorferry.batcher.testing import VirtualClock
 
 MAX = 6
 
@@ -57,13 +55,13 @@ def test_no_request_waits_for_more_batches_than_promised(
     steps: list[tuple[int, bool]], most_rows: int, kinds: int
 ) -> None:
     clock = VirtualClock()
-    queue = RequestQueue(BatcherSettings(MAX, 0.0, max_queue_size=10_000, max_queue_bytes=1 << 30), clock)
+    queue = RequestQueue(BatcherSettings(MAX), clock)
     waiting: list[Promise] = []
     batches = 0
     for size, kind in [*steps, *[(0, False)] * len(steps)]:
         if size:
             width = 1 + (kind and kinds == 2)
-            request = request_of(np.zeros((min(size, most_rows), width)), Recorder(), one_row=False)
+            request = new_request(np.zeros((min(size, most_rows), width)), Recorder())
             bound = promised([promise.request for promise in waiting], request)
             queue.put([request])
             clock.advance(1)
@@ -76,55 +74,3 @@ def test_no_request_waits_for_more_batches_than_promised(
                 waiting.remove(promise)
             batches += 1
     assert not waiting
-
-
-def test_a_busy_kind_does_not_starve_another(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
-    """However many requests arrive after it, a lone request of another kind runs in its turn."""
-    batcher = make(runner, 2, clock=clock)
-    occupy(batcher, runner)
-    batcher.submit_rows(np.zeros(2))
-    clock.advance(1)
-    lonely = batcher.submit(np.float32(1))
-    for _ in range(10):
-        clock.advance(1)
-        batcher.submit_rows(np.zeros(2))
-    runner.release(3)
-    assert result(lonely) == 2
-    assert Counter(batch.dtype.name for batch in runner.batches[:3]) == {"float64": 2, "float32": 1}
-
-
-@reproducible
-@given(
-    costs=st.lists(st.integers(1, MAX), min_size=1, max_size=40),
-    devices=st.integers(1, 3),
-    weights=st.sampled_from([(1,), (3, 1)]),
-)
-def test_with_several_devices_and_classes_the_backlog_needs_no_more_batches(
-    costs: list[int], devices: int, weights: tuple[int, ...]
-) -> None:
-    """Property 8: whichever device takes them, the queued requests run in no more batches than
-    promised.
-    """
-    queue = RequestQueue(
-        BatcherSettings(
-            MAX,
-            0.0,
-            max_queue_size=10_000,
-            max_queue_bytes=1 << 30,
-            devices=devices,
-            priority_weights=weights,
-        ),
-        VirtualClock(),
-    )
-    for at, rows_of_one in enumerate(costs):
-        request = request_of(np.zeros((rows_of_one, 1)), Recorder(), one_row=False)
-        request.rank = at % len(weights)
-        queue.put([request])
-    batches = 0
-    while queue.sizes().queued:
-        work = queue.poll(batches % devices)
-        assert isinstance(work, BatchAssignment)
-        queue.finish(work.batch)
-        queue.batch_done(work.batch, None, device=batches % devices)
-        batches += 1
-    assert batches <= math.ceil(sum(costs) / (MAX - max(costs) + 1))

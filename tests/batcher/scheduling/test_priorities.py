@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from support.batcher.rig import Recorder, error, occupy, result, rows
+from support.batcher.rig import enqueue, error, occupy, result, rows
 
-from tensorferry.batcher import Batcher, InvalidRequest, Shed
-from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher import InvalidRequest, Shed
 from tensorferry.batcher.testing import ScriptedRunner
-
-
-def test_the_highest_class_runs_first_and_lower_ones_fill_the_batch(
-    make: Make, runner: ScriptedRunner
-) -> None:
-    batcher = make(runner, 4, priority_weights=(1, 1, 1))
-    occupy(batcher, runner)
-    futures = [batcher.submit(float(priority), priority=priority) for priority in (3, 2, 1, 3, 2, 1)]
-    runner.open()
-    for future in futures:
-        result(future)
-    assert rows(runner, 1) == [[1, 1, 2, 2], [3, 3]]
 
 
 def test_while_all_are_backlogged_rows_are_shared_by_weight(make: Make, runner: ScriptedRunner) -> None:
@@ -91,8 +76,8 @@ def test_a_full_queue_displaces_the_last_of_lower_classes(make: Make, runner: Sc
 def test_a_split_request_with_a_dropped_part_ends_once(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner, 2, max_queue_size=6, priority_weights=(1, 1))
     occupy(batcher, runner)
-    _, recorder = enqueue_of_class(batcher, np.zeros(6), 2)
-    _, high = enqueue_of_class(batcher, np.ones(1), 1)
+    _, recorder = enqueue(batcher, np.zeros(6), priority=2)
+    _, high = enqueue(batcher, np.ones(1), priority=1)
     assert recorder.kind == "Shed"
     sizes = batcher.statistics().sizes
     assert (sizes.queued, sizes.queued_rows, sizes.class_rows) == (1, 1, (1, 0))
@@ -102,11 +87,3 @@ def test_a_split_request_with_a_dropped_part_ends_once(make: Make, runner: Scrip
     assert high.kind == "answered"
     statistics = batcher.statistics()
     assert (statistics.shed, statistics.cancelled, statistics.answered) == (1, 0, 2)
-
-
-def enqueue_of_class(batcher: Batcher, x: Any, priority: int) -> tuple[Any, Recorder]:
-    recorder = Recorder()
-    request = request_of(x, recorder, one_row=False)
-    request.priority = priority
-    batcher.enqueue(request)
-    return request, recorder

@@ -45,9 +45,7 @@ def test_a_batch_is_full_if_short_ones_cannot_keep_up() -> None:
 
 def test_a_batch_is_full_where_short_ones_cost_much() -> None:
     queue = QueueUnderLoad()
-    queue.inner = RequestQueue(
-        BatcherSettings(MOST, 0.0, max_queue_size=4096, max_queue_bytes=1 << 30), queue.clock
-    )
+    queue.inner = RequestQueue(BatcherSettings(MOST), queue.clock)
     for rows in (1, MOST):
         # A third of the batch time is fixed.
         queue.inner.add_warmup_sample(rows, 0.3 * FULL + 0.7 * FULL * rows / MOST)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from support.batcher.rig import error, occupy, result, rows
+from support.batcher.rig import occupy, result, rows
 
 from tensorferry.batcher.testing import ScriptedRunner
 
@@ -35,19 +35,3 @@ def test_whatever_the_model_returns_is_the_result(make: Make, output: Any) -> No
     answer = result(make(lambda x: output, 0).submit(1.0))
     assert type(answer) is type(output)
     assert answer == output
-
-
-def test_a_failure_is_the_request_s_own(make: Make) -> None:
-    def invert(x: Any) -> Any:
-        return 1 // int(x)
-
-    batcher = make(invert, 0)
-    futures = [batcher.submit(value) for value in (1, 0, 1)]
-    assert isinstance(error(futures[1]), ZeroDivisionError)
-    assert [result(futures[0]), result(futures[2])] == [1, 1]
-
-
-def test_a_request_of_many_rows_is_not_cut(make: Make) -> None:
-    runner = ScriptedRunner()
-    assert len(result(make(runner, 0).submit_rows(np.zeros(1000)))) == 1000
-    assert len(runner.batches) == 1

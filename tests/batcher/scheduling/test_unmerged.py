@@ -5,15 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from support.batcher.rig import Recorder, occupy, result, rows
+from support.batcher.rig import Recorder, new_request, occupy, result, rows
 
-from tensorferry.batcher import (
-    CloseReason,
-    Request,
-    RequestTooLarge,
-)
-from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.learning.return_model import ReturnModel
+from tensorferry.batcher import CloseReason, Request, RequestTooLarge
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.settings import BatcherSettings
@@ -21,7 +15,7 @@ from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
 def rows_of(count: int) -> Request:
-    return request_of(np.zeros((count, 1)), Recorder(), one_row=False)
+    return new_request(np.zeros((count, 1)), Recorder())
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -63,9 +57,7 @@ def test_requests_run_in_order_of_ranks_and_deadlines(
 
 
 def test_the_time_until_the_queue_is_empty_is_that_of_its_requests() -> None:
-    queue = RequestQueue(
-        BatcherSettings(8, 0.0, merge=False, max_queue_size=1000, max_queue_bytes=1 << 20), VirtualClock()
-    )
+    queue = RequestQueue(BatcherSettings(8, merge=False), VirtualClock())
     queue.add_warmup_sample(1, 1.0)
     queue.add_warmup_sample(8, 1.0)
     queue.put([rows_of(2)])
@@ -74,24 +66,3 @@ def test_the_time_until_the_queue_is_empty_is_that_of_its_requests() -> None:
     work = queue.poll()
     assert isinstance(work, BatchAssignment)
     assert (len(work.batch), work.reason) == (1, CloseReason.FULL)
-
-
-def test_no_batch_waits_for_returning_callers() -> None:
-    """A pipelined device prepares its next batch, though callers were just answered and not all have
-    returned.
-    """
-
-    class Expecting(ReturnModel):
-        expected = True
-
-    clock = VirtualClock()
-    for merges in (False, True):
-        queue = RequestQueue(
-            BatcherSettings(4, merge=merges, max_queue_size=100, max_queue_bytes=1 << 20, pipelined=True),
-            clock,
-            returns=Expecting(),
-        )
-        queue.put([rows_of(1)])
-        assert isinstance(queue.poll(), BatchAssignment)
-        queue.put([rows_of(1)])
-        assert isinstance(queue.poll(), BatchAssignment) is not merges

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from support.batcher.rig import enqueue, occupy, result
+from support.batcher.rig import enqueue, result
 
-from tensorferry.batcher import BatchInfo, CloseReason, QueueFull
+from tensorferry.batcher import CloseReason
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
@@ -30,30 +30,6 @@ def test_batches_rows_and_reasons_are_counted(make: Make, clock: VirtualClock) -
     assert statistics.batch_rows == {4: 1, 3: 1, 1: 1}
     assert statistics.close_reasons == {CloseReason.FULL: 1, CloseReason.WINDOW: 1, CloseReason.DRAIN: 1}
     assert statistics.queue_delay_sum == 10.0
-
-
-def test_an_outcome_has_its_batch_and_queue_delay(make: Make, clock: VirtualClock) -> None:
-    def model_fn(x: Any) -> Any:
-        clock.advance(2.0)
-        return x
-
-    runner = ScriptedRunner(model_fn, gated=True)
-    batcher = make(runner, clock=clock)
-    occupy(batcher, runner)
-    _, first = enqueue(batcher, [1.0, 2.0])
-    clock.advance(3)
-    _, second = enqueue(batcher, [3.0])
-    runner.open()
-    assert batcher.close()
-    assert first.only.batch is not None
-    reason, predicted = CloseReason.IDLE, first.only.batch.predicted
-    assert predicted > 0
-    info = BatchInfo(
-        2, 2, 3, compute_time=2.0, reason=reason, predicted=predicted, full_rows=32, ended=clock.now()
-    )
-    assert (first.only.batch, first.only.queue_delay) == (info, 5.0)
-    assert (second.only.batch, second.only.queue_delay) == (info, 2.0)
-    assert batcher.statistics().compute_time_sum == (3.0 + 2.0) + 2.0
 
 
 def test_the_prediction_error_is_the_sum_of_absolute_differences(make: Make, clock: VirtualClock) -> None:
@@ -78,22 +54,3 @@ def test_the_prediction_error_is_the_sum_of_absolute_differences(make: Make, clo
     assert statistics.predictions == 2
     assert statistics.prediction_error_sum == pytest.approx(errors[0] - errors[1])
     assert statistics.actual_time_sum - statistics.predicted_time_sum == pytest.approx(sum(errors))
-
-
-def test_the_retry_hint_is_the_drain_time_of_the_queue(make: Make, clock: VirtualClock) -> None:
-    def model_fn(x: Any) -> Any:
-        clock.advance(2.0)
-        return x
-
-    runner = ScriptedRunner(model_fn, gated=True)
-    batcher = make(runner, 2, max_queue_size=5, clock=clock)
-    for rows in (1, 2):
-        batcher.add_warmup_sample(rows, 2.0)
-    first = occupy(batcher, runner)
-    runner.release()
-    assert result(first) == 0
-    occupy(batcher, runner)
-    batcher.submit_rows([1.0] * 5)
-    with pytest.raises(QueueFull) as caught:
-        batcher.submit(1.0)
-    assert caught.value.retry_after == pytest.approx(3 * 2.0)

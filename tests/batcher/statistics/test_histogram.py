@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 from batcher.conftest import Make
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batcher.rig import occupy, result
+from support.batcher.rig import occupy, result, takes
 
 from tensorferry.batcher import BOUNDS, Histogram, interval_of
 from tensorferry.batcher.statistics.histogram import INTERVALS, spread
@@ -34,18 +33,6 @@ def test_an_interval_includes_its_upper_bound(seconds: float, interval: int) -> 
     assert interval_of(seconds) == interval
 
 
-@given(st.lists(SECONDS, min_size=1, max_size=40))
-def test_spread_counts_like_single_times(times: list[float]) -> None:
-    counts = [0] * INTERVALS
-    for interval, count in spread(sorted(times)):
-        assert count >= 0
-        counts[interval] += count
-    expected = [0] * INTERVALS
-    for seconds in times:
-        expected[interval_of(seconds)] += 1
-    assert counts == expected
-
-
 @given(st.lists(SECONDS, min_size=1, max_size=40), SECONDS)
 def test_spread_with_an_offset_counts_each_time_once(times: list[float], less: float) -> None:
     """In the right interval, except for rounding at a bound."""
@@ -62,11 +49,7 @@ def counts_of(histogram: Histogram) -> dict[int, int]:
 
 
 def test_answered_requests_are_counted_with_their_times(make: Make, clock: VirtualClock) -> None:
-    def model_fn(x: Any) -> Any:
-        clock.advance(0.2)
-        return x
-
-    runner = ScriptedRunner(model_fn, gated=True)
+    runner = ScriptedRunner(takes(clock, 0.2), gated=True)
     batcher = make(runner, clock=clock)
     first = occupy(batcher, runner)
     waits = [batcher.submit(1.0)]
@@ -91,15 +74,3 @@ def test_answered_requests_are_counted_with_their_times(make: Make, clock: Virtu
     assert statistics.latencies.sum == pytest.approx(3.2 + 3.4 + 0.4)
     assert statistics.queue_delays.sum == pytest.approx(3.2 + 0.2)
     assert statistics.compute_times.sum == pytest.approx(3.2 + 0.2 + 0.2)
-
-
-def test_a_failed_request_is_not_counted(make: Make) -> None:
-    def model_fn(x: Any) -> Any:
-        raise ValueError
-
-    batcher = make(model_fn)
-    with pytest.raises(ValueError):  # noqa: PT011
-        batcher.submit(1.0).result(10)
-    statistics = batcher.statistics()
-    assert statistics.latencies == statistics.queue_delays == Histogram((0,) * INTERVALS, 0.0)
-    assert statistics.compute_times.count == 0

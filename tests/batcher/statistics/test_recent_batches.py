@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import threading
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from support.batcher.rig import PATIENCE, enqueue, error, fails_below_zero, occupy, result
+from support.batcher.rig import PATIENCE, error, fails_below_zero, occupy, result
 
 from tensorferry.batcher import Batcher, BatchMember, BatchRecord, CloseReason, InstanceFailed
 from tensorferry.batcher.statistics.recent_batches import MOST_BATCHES, MOST_MEMBERS, WATCHED_SECONDS
@@ -64,16 +60,6 @@ def test_a_record_has_times_and_members() -> None:
         members=both.members,
     )
     assert both.predicted > 0, "the first batch was learned"
-
-
-def test_a_batch_is_recorded_before_its_answers() -> None:
-    found: list[int] = []
-    with Batcher(lambda x: x, 4) as batcher:
-        for _ in range(20):
-            _, recorder = enqueue(batcher, np.zeros(1))
-            recorder.await_outcome()
-            found.append(len(batcher.last_batches()))
-    assert found == list(range(1, 21))
 
 
 def test_members_are_noted_only_for_a_while_after_a_snapshot() -> None:
@@ -149,50 +135,6 @@ def test_a_failed_batch_and_its_halves_are_recorded() -> None:
     assert records[-1].predicted == 0.0
 
 
-def test_a_request_cancelled_during_the_run_is_not_answered() -> None:
-    runner = ScriptedRunner(gated=True)
-    with Batcher(runner, 4) as batcher:
-        batcher.last_batches()
-        first = occupy(batcher, runner)
-        stays, leaves = (batcher.submit(0.0, tag=tag) for tag in ("stays", "leaves"))
-        runner.release()
-        result(first)
-        runner.await_batches(2)
-        assert leaves.cancel()
-        runner.open()
-        result(stays)
-        members = batcher.last_batches()[-1].members
-    assert members is not None
-    assert [(member.tag, member.answered) for member in members] == [("stays", True), ("leaves", False)]
-
-
-def test_the_parts_of_a_split_request_have_its_tag() -> None:
-    with Batcher(lambda x: x, 2) as batcher:
-        batcher.last_batches()
-        result(batcher.submit_rows(np.zeros(5), tag="large"))
-        recorded = [
-            (batch.rows, [member.tag for member in batch.members or ()]) for batch in batcher.last_batches()
-        ]
-    assert recorded == [(2, ["large"]), (2, ["large"]), (1, ["large"])]
-
-
-def test_a_record_names_its_function() -> None:
-    gates = [threading.Event(), threading.Event()]
-
-    def running(index: int) -> Callable[[Any], Any]:
-        def run(x: Any) -> Any:
-            gates[index].set()
-            assert gates[1 - index].wait(PATIENCE), "both run at the same time"
-            return x
-
-        return run
-
-    with Batcher([running(0), running(1)], 1) as batcher:
-        for future in [batcher.submit(0.0) for _ in range(2)]:
-            result(future)
-        assert sorted(batch.instance for batch in batcher.last_batches()) == [0, 1]
-
-
 def test_a_batch_that_was_handed_back_and_ran_again() -> None:
     """After a device failure the batch is recorded twice, and its queue delay goes on."""
     clock = VirtualClock()
@@ -212,26 +154,3 @@ def test_a_batch_that_was_handed_back_and_ran_again() -> None:
     assert failed.members == [BatchMember("again", 1, 1, 0.0, answered=False)]
     assert (ran.error, ran.number, ran.again) == ("", 1, False)
     assert ran.members == [BatchMember("again", 1, 1, 1.0, answered=True)]
-
-
-def test_no_tensor_is_kept() -> None:
-    """Neither inputs nor outputs nor futures are kept."""
-    alive: list[weakref.ref[Any]] = []
-
-    def run(x: Any) -> Any:
-        y = x + 1
-        alive.extend((weakref.ref(x), weakref.ref(y)))
-        return y
-
-    with Batcher(run, 4) as batcher:
-        batcher.last_batches()
-        for _ in range(3):
-            example = np.zeros(1000)
-            future = batcher.submit(example, tag="x")
-            result(future)
-            alive += [weakref.ref(example), weakref.ref(future)]
-            del example, future
-        assert batcher.drain(PATIENCE)
-        assert len(batcher.last_batches()) == 3
-        gc.collect()
-        assert [one() for one in alive] == [None] * 12

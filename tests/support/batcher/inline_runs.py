@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 from batcher.conftest import Make
-from support.batcher.rig import PATIENCE, Recorder, fails_below_zero
+from support.batcher.rig import PATIENCE, Recorder, fails_below_zero, new_request
 
 from tensorferry.batcher import Batcher, Request
-from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.testing import VirtualClock
 
 SHORT, LONG = 100e-6, 0.5
@@ -56,7 +53,7 @@ def await_worker(clock: VirtualClock) -> None:
 def quietly(batcher: Batcher, x: Any, **options: Any) -> tuple[Request, Recorder, bool]:
     """Enqueue the rows `x` quietly; return whether an inline run must follow."""
     recorder = Recorder()
-    request = request_of(x, recorder, one_row=False, **options)
+    request = new_request(x, recorder, **options)
     return request, recorder, batcher.enqueue(request, notify=False)
 
 
@@ -66,21 +63,6 @@ def elsewhere(action: Callable[[], object]) -> None:
     thread.start()
     thread.join(PATIENCE)
     assert not thread.is_alive()
-
-
-def polls(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Event that is set when another thread has asked for work during an inline run, and waits again."""
-    asked, poll, here = threading.Event(), RequestQueue._poll_locked, threading.current_thread()
-
-    def watched(queue: RequestQueue, device: Any) -> Any:
-        step = poll(queue, device)
-        if threading.current_thread() is not here:
-            assert not isinstance(step, BatchAssignment), "the device is lent"
-            asked.set()
-        return step
-
-    monkeypatch.setattr(RequestQueue, "_poll_locked", watched)
-    return asked
 
 
 def wake_ups(batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> list[None]:

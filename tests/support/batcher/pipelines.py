@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from support.batcher.rig import Recorder
+from support.batcher.rig import Recorder, enqueue, new_request
 
 from tensorferry.batcher import Batcher, Pipeline, Request, Stage
-from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 Function = Callable[[Mapping[str, Any]], Any]
@@ -26,6 +25,16 @@ def double(inputs: Mapping[str, Any]) -> Any:
     if (x < 0).any():
         raise ValueError(f"negative: {x[x < 0].tolist()}")
     return {"out": x * 2}
+
+
+def slow(clock: VirtualClock, seconds: float) -> Function:
+    """A function that adds one, and whose batches take `seconds` on the clock."""
+
+    def run(inputs: Mapping[str, Any]) -> Any:
+        clock.advance(seconds)
+        return add_one(inputs)
+
+    return run
 
 
 class Puppets:
@@ -84,13 +93,7 @@ class Puppets:
 
 def send(pipeline: Pipeline, x: Any, **options: Any) -> tuple[Request, Recorder]:
     """Enqueue the rows `x` with a callback; options are attributes of the request."""
-    recorder = Recorder()
-    inputs = x if isinstance(x, dict) else {"x": np.asarray(x, float)}
-    request = request_of(inputs, recorder, one_row=False, deadline=options.pop("deadline", math.inf))
-    for name, value in options.items():
-        setattr(request, name, value)
-    pipeline.enqueue(request)
-    return request, recorder
+    return enqueue(pipeline, x if isinstance(x, dict) else {"x": np.asarray(x, float)}, **options)
 
 
 def send_here(pipeline: Pipeline, x: Any, **options: Any) -> tuple[Request, Recorder]:
@@ -101,11 +104,7 @@ def send_here(pipeline: Pipeline, x: Any, **options: Any) -> tuple[Request, Reco
     # A stage runs here only if its worker waits.
     clock.await_sleepers(sum(not (size.queued or size.running) for size in sizes))
     recorder = Recorder()
-    request = request_of(
-        {"x": np.asarray(x, float)}, recorder, one_row=False, deadline=options.pop("deadline", math.inf)
-    )
-    for name, value in options.items():
-        setattr(request, name, value)
+    request = new_request({"x": np.asarray(x, float)}, recorder, **options)
     pipeline.enqueue(request, notify=False)
     pipeline.run_inline(math.inf)
     return request, recorder

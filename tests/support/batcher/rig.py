@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import weakref
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from hypothesis import settings
 
-from tensorferry.batcher import Batcher, BatcherStatistics, Outcome, Request
+from tensorferry.batcher import Batcher, BatcherStatistics, Outcome, Padding, Pipeline, Request
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 # Bound for waits that end at once unless something is broken; a passing test never waits it out.
 PATIENCE = 30.0
@@ -62,10 +65,26 @@ class Recorder:
         return "answered" if self.only.error is None else type(self.only.error).__name__
 
 
-def enqueue(batcher: Batcher, x: Any, **options: Any) -> tuple[Request, Recorder]:
+def new_request(
+    x: Any,
+    complete: Callable[[Outcome], None] = ignore,
+    *,
+    batched: bool = True,
+    deadline: float = math.inf,
+    padding: Padding | None = None,
+    **attributes: Any,
+) -> Request:
+    """Make a request of the rows `x`, with these attributes."""
+    request = request_of(x, complete, one_row=False, batched=batched, deadline=deadline, padding=padding)
+    for name, value in attributes.items():
+        setattr(request, name, value)
+    return request
+
+
+def enqueue(batcher: Batcher | Pipeline, x: Any, **options: Any) -> tuple[Request, Recorder]:
     """Enqueue the rows `x` with a callback."""
     recorder = Recorder()
-    request = request_of(x, recorder, one_row=False, **options)
+    request = new_request(x, recorder, **options)
     batcher.enqueue(request)
     return request, recorder
 
@@ -88,6 +107,35 @@ def fails_below_zero(x: Any) -> Any:
     if (x < 0).any():
         raise ValueError(f"negative: {x[x < 0].tolist()}")
     return x * 2
+
+
+def takes(clock: VirtualClock, seconds: float) -> Callable[[Any], Any]:
+    """A model that takes so long on the clock, doubles its input, and raises for negative numbers."""
+
+    def model_fn(x: Any) -> Any:
+        clock.advance(seconds)
+        return fails_below_zero(x)
+
+    return model_fn
+
+
+class Watch:
+    """A model function that keeps weak references to its arrays."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+        self._seen: list[weakref.ref[Any]] = []
+
+    def __call__(self, x: Any) -> Any:
+        y = self._function(x)
+        for arrays in (x, y):
+            values = arrays.values() if isinstance(arrays, Mapping) else [arrays]
+            self._seen += [weakref.ref(array) for array in values]
+        return y
+
+    @property
+    def alive(self) -> int:
+        return sum(ref() is not None for ref in self._seen)
 
 
 def figures_add_up(statistics: BatcherStatistics) -> None:
