@@ -152,7 +152,7 @@ def test_pipelined_requests_over_tls_are_all_answered(serve: Serve, tmp_path: Pa
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_unread_answers_are_counted_also_at_the_end_of_a_connection(
-    serve: Serve, tmp_path: Path, tls: bool
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture, tls: bool
 ) -> None:
     issued = Issued.in_folder(tmp_path)
     files = {"tls_certificate": issued.flags[1], "tls_key": issued.flags[3]} if tls else {}
@@ -166,6 +166,7 @@ def test_unread_answers_are_counted_also_at_the_end_of_a_connection(
             assert client.ended()
         client.close()
         until(lambda: served.server.unread.total == served.server.connections == 0)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_a_client_that_never_reads_is_ended(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

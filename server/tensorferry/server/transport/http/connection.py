@@ -25,7 +25,7 @@ _ARRIVAL_SECONDS, _LEAST_BYTES_PER_SECOND = 30.0, 64 << 10
 # A connection without a request is closed after this time, as nginx does.
 _IDLE_SECONDS = 75.0
 # After an error before the end of a request, its rest is read, so that the client reads the answer before a reset.
-_DISCARD_BYTES, _DISCARD_SECONDS = 64 << 20, 2.0
+_DISCARD_BYTES, _DISCARD_SECONDS = 1 << 20, 2.0
 # Bytes of further requests that are kept while one is answered.
 _PIPELINED_BYTES = 64 << 10
 # An answer is written in slices, so that the rest of one that the client does not read can be counted, also behind TLS.
@@ -277,10 +277,11 @@ class Connection(asyncio.Protocol):
                 return
             self._owner.unread.close(self._account)
             self._account = None
+        # Soon, because asyncio would end the connection twice if it were closed within this call.
         if self._ends or (self._owner.draining and self.idle):
-            self._transport.close()
+            self._owner.on_loop(self._transport.close)
         elif self._exchange is None and self._discard is None:
-            self._continue()
+            self._owner.on_loop(self._continue)
 
     def _count_unsent(self) -> None:
         def give_up(error: UnreadResponsesError) -> None:
