@@ -24,7 +24,10 @@ class Place:
 
     def adapted(self, text: str) -> str:
         """Replace the default addresses in a command or code by those of the running server."""
-        address, http = self.server.address, str(self.server.ready["http"]).removeprefix("http://")
+        address, http = (
+            self.server.address,
+            str(self.server.ready.get("http", "127.0.0.1:8000")).removeprefix("http://"),
+        )
         for default, own in (("8001", address), ("8002", self.metrics), ("8000", http)):
             text = text.replace(f"127.0.0.1:{default}", own)
             text = text.replace(f"localhost:{default}", own.replace("127.0.0.1", "localhost"))

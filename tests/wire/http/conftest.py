@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import gc
+import warnings
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +17,15 @@ from support.wire.http_inputs import Ask
 def transport() -> str:
     """One transport of gRPC, because HTTP does not use it."""
     return TRANSPORTS[-1]
+
+
+@pytest.fixture(autouse=True)
+def no_sockets_of_clients_are_left() -> Iterator[None]:
+    """Free what clients leave open: aiohttp closes connections after its session, and gevent's pool at its end."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
