@@ -40,6 +40,8 @@ NEED_OTHER_PACKAGES = (
     "tests/e2e/test_otel_export.py",
     "tests/e2e/test_remote_models.py",
     "tests/server/models/remote",
+    # httptools.
+    "tests/server/transport/http/test_heads.py",
 )
 
 
