@@ -71,6 +71,7 @@ MALFORMED = {
     "two-blanks": ("GET  / HTTP/1.1",),
     "blank-in-path": ("GET /a b HTTP/1.1",),
     "no-slash": ("GET v2 HTTP/1.1",),
+    "query-as-host": ("GET http://?x/v2 HTTP/1.1",),
     "control-in-path": ("GET /\x01 HTTP/1.1",),
     "blank-before-colon": ("GET / HTTP/1.1", "X : y"),
     "no-colon": ("GET / HTTP/1.1", "X"),

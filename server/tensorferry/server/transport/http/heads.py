@@ -16,7 +16,7 @@ _MAX_FIELDS = 100
 _MAX_KEPT, _MAX_KEPT_BYTES = 256, 2 << 10
 
 # The path, perhaps after the scheme and the host, which proxies send.
-_LINE = re.compile(rb"([A-Z]{1,16}) (?:https?://[!-.0-~]*)?(/[!-~]*) HTTP/1\.([01])\r\n")
+_LINE = re.compile(rb"([A-Z]{1,16}) (?:https?://[A-Za-z0-9._~:%\[\]-]+)?(/[!-~]*) HTTP/1\.([01])\r\n")
 # A name, a colon, and a value without control characters. No blank before the colon, no value in several lines. Possessive,
 # because a value of blanks would otherwise take time by the square of its length.
 FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]++):[ \t]*+([^\x00-\x08\x0a-\x1f\x7f]*+)\r\n")
