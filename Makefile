@@ -64,7 +64,7 @@ embeddings: $(VENV)/.embeddings $(SENTENCE_ENCODER) ## serve a sentence encoder 
 	@$(BIN)/python examples/embeddings/demo.py --device $(DEVICE)
 
 test: $(VENV)/.dev ## run all tests (QUICK=1: the inner loop, a minute; PROCESSES=: number of test processes, by default one for each core; TRANSPORTS="threaded lane": both transports also where they make no difference)
-	@echo "$(if $(QUICK),one minute,fifteen minutes) on two idle cores, with $(TEST_PROCESSES) test processes"
+	@echo "$(if $(QUICK),one minute,twelve minutes) on two idle cores, with $(TEST_PROCESSES) test processes"
 	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(if $(QUICK),$(QUICK_TESTS),$(addprefix --ignore=,$(OWN_TARGETS)))
 
 test-processes: $(VENV)/.dev ## run all tests of real servers again, each with SERVER_PROCESSES=2 processes: end to end, wire and foreign clients, hostile ones and attacks, conformance, browser, proxies, commands of the docs (PROCESSES=: as of `make test`; QUICK=1: a few)
