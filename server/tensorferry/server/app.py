@@ -351,6 +351,7 @@ class App:
 
     def _begin_drain(self) -> None:
         self._service.begin_drain()
+        self._idle_layouts.end()
         if self._http is not None:
             self._http.begin_drain()
         self._grpc.begin_drain()
@@ -361,14 +362,13 @@ class App:
         Return whether every worker and load has ended: a run in ONNX Runtime cannot always be interrupted.
         """
         self._stopping.set()
-        self._idle_layouts.close()
         self._begin_drain()
         deadline = time.monotonic() + grace
         self._grpc.wait_until_sent(deadline)
         # All at once, because a function ends only when what it waits for in another model has ended.
         for model in self.registry.models():
             model.batcher.close(drain=False, timeout=0.0)
-        ended = [self._control.close(grace)]
+        ended = [self._idle_layouts.close(grace), self._control.close(grace)]
         for model in self.registry.models():
             ended.append(model.batcher.close(drain=False, timeout=grace))
             model.release()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from polling import until
+from polling import PATIENCE, until
 from support.models import small
 from support.server.rig import fp32, infer, request
 
@@ -64,7 +64,8 @@ class Server:
         return self.registry.replace(before, model)
 
     def close(self) -> None:
-        self.idle.close()
+        self.idle.end()
+        assert self.idle.close(PATIENCE)
         for model in (*self.replaced, self.model):
             model.batcher.close()
             model.release()
@@ -144,7 +145,8 @@ def test_a_model_that_was_replaced_meanwhile_stays(serve: Callable[..., Server])
     server.while_measured = lambda: server.registry.mark_ready(newer)
     server.idle.start()
     until(lambda: server.replaced)
-    server.idle.close()
+    server.idle.end()
+    assert server.idle.close(PATIENCE)
     assert server.model is newer
     first.batcher.close()
 

@@ -119,20 +119,24 @@ class PayingRows:
         self.rows = self._best()
 
     def _change(self, size: int, row_seconds: float, now: float) -> None:
-        """Take over that a size takes `row_seconds` for each row now. Sizes near the best are tried again soon.
+        """Scale the times of all sizes, because `size` takes `row_seconds` for a row now. Sizes near the best are tried soon.
 
-        The device may have changed its speed, which keeps the ratios of the sizes, or the curve may be another. Smaller sizes
-        cost little to try, so their ratios are forgotten. Of larger ones the square root is kept: to forget them would mean to
-        run the worst sizes after each change of speed.
+        Either the device has changed its speed, which keeps the ratios of the sizes, or the curve is another. Smaller sizes
+        cost little to try, so they must be measured again. Larger ones keep the square root of their ratio. If they were
+        forgotten, the worst sizes would run after each change of speed.
         """
         known = self._seen[size].row_seconds
         for other, seen in self._seen.items():
-            ratio = math.sqrt(seen.row_seconds / known) if other > size else 1.0
-            self._seen[other] = _Size(ratio * row_seconds, min(seen.samples, _SAMPLES_WANTED - 1), seen.ran)
+            if other > size:
+                ratio = math.sqrt(seen.row_seconds / known)
+                samples = min(seen.samples, _SAMPLES_WANTED - 1)
+            else:
+                ratio, samples = 1.0, 0
+            self._seen[other] = _Size(ratio * row_seconds, samples, seen.ran)
         self._trial_at = self._began = now
 
     def _shorten(self, size: int, factor: float) -> None:
-        """Take over that a size was faster than expected: so may be larger ones, if the curve is another now."""
+        """Scale the times of larger sizes, because `size` was faster than expected, which shows that the curve is another."""
         for other, seen in self._seen.items():
             if other > size and seen.samples < _SAMPLES_WANTED:
                 self._seen[other] = seen._replace(row_seconds=seen.row_seconds * factor)
@@ -178,8 +182,8 @@ class PayingRows:
 
     @property
     def row_seconds(self) -> Mapping[int, float]:
-        """The seconds per row by size, of those that ran."""
-        return {size: seen.row_seconds for size, seen in self._seen.items()}
+        """The seconds per row by size, of those that ran since the times last changed, or are larger than one that did."""
+        return {size: seen.row_seconds for size, seen in self._seen.items() if seen.samples}
 
     def next_rows(self, queued: int, slack: float, now: float, expected: Callable[[int], float]) -> int:
         """Return the most rows of the next batch, while `queued` rows are queued: the size that pays, or one to try.

@@ -35,7 +35,7 @@ _Measure = Callable[[MeasuredModel, Callable[[Child], None]], Measurements]
 
 
 class IdleLayouts:
-    """Measures models one after the other, on its own thread. Call `start`, then `close`; other methods are thread-safe.
+    """Measures models one after the other, on its own thread. Call `start`, `end` and `close`; other methods are thread-safe.
 
     `load` loads a model again, and `replace` lets it serve in place of another, unless that serves no more. A measurement
     during which requests came is repeated, because they take the cores from each other.
@@ -58,7 +58,7 @@ class IdleLayouts:
         self._idle_seconds = idle_seconds
         self._waiting: queue.SimpleQueue[ModelSource | None] = queue.SimpleQueue()
         self._closed = threading.Event()
-        # Guards _child, so that no child is started after `close`. No waiting while it is held.
+        # Guards _child, so that no child is started after `end`. No waiting while it is held.
         self._lock = threading.Lock()
         self._child: Child | None = None
         self._thread = new_thread("idle-layouts", self._run, ThreadKind.EXPENDABLE)
@@ -71,16 +71,20 @@ class IdleLayouts:
         """Measure a model of an ONNX file once it is idle."""
         self._waiting.put(source)
 
-    def close(self) -> None:
-        """End the thread and its child process."""
+    def end(self) -> None:
+        """Load no model again, and end the child process. Idempotent."""
         self._closed.set()
         self._waiting.put(None)
         with self._lock:
             child = self._child
         if child is not None:
             child.kill()
+
+    def close(self, timeout: float) -> bool:
+        """Wait for the thread's end, after `end`; return false if it has not ended: making a session cannot be interrupted."""
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while (source := self._waiting.get()) is not None and not self._closed.is_set():
@@ -150,7 +154,7 @@ class IdleLayouts:
         return sum(model.batcher.statistics().accepted for model in self._registry.models())
 
     def _keep(self, child: Child) -> None:
-        """Let `close` kill the child."""
+        """Let `end` kill the child."""
         with self._lock:
             self._child = child
         if self._closed.is_set():

@@ -8,7 +8,7 @@ import zlib
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.heads import FIELD, MAX_HEAD_BYTES
 
-# The size of a chunk in hexadecimal digits, perhaps with an extension, which nobody uses.
+# The size of a chunk in hexadecimal digits, perhaps with an extension, which means nothing here.
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[^\x00-\x08\x0a-\x1f\x7f]{0,256})?\r\n")
 _MAX_SIZE_LINE = 300
 _GZIP_BITS, _ZLIB_BITS = 31, 15

@@ -113,7 +113,7 @@ class MethodCalls:
                 raise HttpError(400, HALF_A_PAIR) from None
             # As over gRPC: within the bounds of its names and lists.
             message = receive(message.SerializeToString(), type(message), most)
-            if route.before:
+            if route.known:
                 self.metadata(target.parts["name"], target.parts["version"])
             handler = self._handlers.get(route.rpc)
             if handler is None:

@@ -41,14 +41,14 @@ class Route(NamedTuple):
     """What is done for one method of HTTP on one form of path.
 
     `rpc` is the method of the protocol, whose message gets the parts of the path as fields and is filled with the JSON body by
-    `fill`. `answer` returns the HTTP response for its result. `before` names a method that is called first, for its error.
+    `fill`. `answer` returns the HTTP response for its result. With `known`, an unknown model is an error.
     """
 
     method: str
     rpc: str
     answer: Answer
     fill: Fill | None = None
-    before: str = ""
+    known: bool = False
 
     def request(self, parts: Mapping[str, str], fields: Fields) -> Any:
         """Return the request message. HttpError if a field cannot be used."""
@@ -255,7 +255,7 @@ _ROUTES = [
         (f"/v2/models/stats|{_MODEL}/stats", Route("GET", "ModelStatistics", _json)),
         (_MODEL, Route("GET", "ModelMetadata", _json)),
         # An unknown model is 404 here, but "not ready" over gRPC.
-        (f"{_MODEL}/ready", Route("GET", "ModelReady", _ready, before="ModelMetadata")),
+        (f"{_MODEL}/ready", Route("GET", "ModelReady", _ready, known=True)),
         (f"{_MODEL}/config", Route("GET", "ModelConfig", _config)),
         ("/v2/repository/index", Route("POST", "RepositoryIndex", _index, _of("ready"))),
         (f"{_LOADED}/load", Route("POST", "RepositoryModelLoad", _empty, _parameters)),

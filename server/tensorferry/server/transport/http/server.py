@@ -210,7 +210,7 @@ class _CurrentContext(ssl.SSLContext):
 
 
 def _log_unexpected(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    """Log what a callback of the loop raised. A connection that breaks is none of the server's business."""
+    """Log what a callback of the loop raised. A broken connection is no error of the server."""
     error = context.get("exception")
     if isinstance(error, (OSError, ssl.SSLError)):
         _log.debug("http: a connection failed: %r", error)
