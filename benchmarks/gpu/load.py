@@ -56,7 +56,7 @@ class Load:
     def server(self, rate: float, seconds: float) -> Outcome:
         """Send at Poisson arrivals of a rate. Latency counts from the intended time of sending.
 
-        A server that falls too far behind ends the run, which is an error.
+        A run ends with an error if the server is too far behind.
         """
         try:
             return self._run(generator.Shape("unary", _CONNECTIONS, 1, 1), seconds, rate)

@@ -81,7 +81,7 @@ def test_connections(serve: Serve, probe_model: Path) -> None:
     server = serve(probe_model, "--max-connections", "2")
     host, port = server.address.rsplit(":", 1)
     processes = int(SERVER_PROCESSES or 1)
-    # So many that each process gets more than its part.
+    # With 40 for each process, each gets more than its part.
     connections = [socket.create_connection((host, int(port)), PATIENCE) for _ in range(40 * processes)]
     assert sum(map(is_served, connections)) == processes * math.ceil(2 / processes)
     for connection in connections:

@@ -83,7 +83,7 @@ def test_after_a_flush_no_batch_waits_for_its_window(make: Make) -> None:
 def test_drain_waits_for_the_completion_of_every_request(
     make: Make, runner: ScriptedRunner, clock: VirtualClock, how: str
 ) -> None:
-    """Whichever thread calls it, while no worker has anything to do."""
+    """A completion may run on any thread, also while no worker has work."""
     batcher = make(runner, 1, max_queue_size=1, priority_weights=(1, 1), clock=clock, name="drained")
     _, occupied = enqueue(batcher, [0.0])
     runner.await_batches(1)
