@@ -9,9 +9,7 @@ health afterwards.
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from typing import Any
 import pytest
 from support.processes.probe import TABLE_ERROR
 from support.processes.server import ServerProcess
-from support.wire.programs import CLIENTS, needs
+from support.wire.programs import CLIENTS, needs, report_of
 
 PROTOS = Path(__file__).resolve().parents[2] / "protos"
 
@@ -75,15 +73,7 @@ def report(request: pytest.FixtureRequest, echoes: ServerProcess) -> Any:
     """Return the report of one program."""
     program = PROGRAMS[request.param]
     assert program.installed.exists(), f"CI needs the client in {request.param}: make tools"
-    ended = subprocess.run(
-        [*program.command, echoes.address, *program.after],
-        input=json.dumps(TENSORS),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout)
+    return report_of(*program.command, echoes.address, *program.after, tensors=TENSORS)
 
 
 def same(datatype: str, got: list[str], sent: list[str]) -> bool:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.processes.probe import TABLE_ERROR
 from support.processes.server import ServerProcess
-from support.wire.programs import CLIENTS, needs
+from support.wire.programs import CLIENTS, needs, report_of
 
 PYTHON = CLIENTS / "kserve" / "bin" / "python"
 CLIENT = Path(__file__).resolve().parents[1] / "support" / "wire" / "kserve_client.py"
@@ -37,15 +35,8 @@ TENSORS: dict[str, list[Any]] = {
 def report(echoes: ServerProcess) -> Any:
     """Return the client's report."""
     assert PYTHON.exists(), "CI needs KServe's client: make tools"
-    ended = subprocess.run(
-        [PYTHON, CLIENT, echoes.address, ",".join(map(str, echoes.processes()))],
-        input=json.dumps(TENSORS),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout)
+    processes = ",".join(map(str, echoes.processes()))
+    return report_of(PYTHON, CLIENT, echoes.address, processes, tensors=TENSORS)
 
 
 def test_health_and_metadata(report: Any) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.processes import models
 from support.processes.server import running
-from support.wire.programs import CLIENTS, needs
+from support.wire.programs import CLIENTS, needs, report_of
 from wire.test_kserve import PYTHON, TENSORS
 
 CLIENT = Path(__file__).resolve().parents[2] / "support" / "wire" / "kserve_rest_client.py"
@@ -21,15 +19,7 @@ pytestmark = needs(CLIENTS / "kserve" / ".done")
 def report(transport: str, model_dir: Path) -> Any:
     """Return the client's report."""
     with running(*models.echoes(model_dir, *TENSORS), "--http-port", "0", transport=transport) as server:
-        ended = subprocess.run(
-            [PYTHON, CLIENT, server.ready["http"]],
-            input=json.dumps(TENSORS),
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout)
+        return report_of(PYTHON, CLIENT, server.ready["http"], tensors=TENSORS)
 
 
 def test_health(report: Any) -> None:
