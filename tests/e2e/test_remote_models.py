@@ -9,9 +9,10 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import onnx
 import pytest
 from polling import PATIENCE, until
-from support.models import external, small
+from support.models import external, sentence_encoder, small
 from support.processes.server import ServerProcess, command, environment, running
 from support.remote.hub import FakeHub
 from support.remote.s3_server import S3Server, s3_server
@@ -111,6 +112,41 @@ mean = pipeline(
         assert found["input_ids"].tolist() == [[5, 7, 1]]
         found = client.infer("mean", {"text": ["cat sat", "cat"]})
         np.testing.assert_allclose(found["mean"], [6, 5])
+
+
+@pytest.mark.parametrize("has_pooling", [True, False])
+def test_an_encoder_of_the_hub_by_one_option(
+    has_pooling: bool, tmp_path: Path, web: WebServer, hub: FakeHub
+) -> None:
+    sentence_encoder.build(tmp_path)
+    tokens = sentence_encoder.without_pooling(onnx.load(tmp_path / "minilm.onnx"))
+    files = {
+        "onnx/model.onnx": tokens.SerializeToString(),
+        "tokenizer.json": (tmp_path / "tokenizer.json").read_bytes(),
+    }
+    if has_pooling:
+        files["1_Pooling/config.json"] = b'{"pooling_mode_cls_token": true}'
+    hub.commit("org/repo", files)
+    options = ("--embeddings", "hf://org/repo", "--device", "cpu")
+    variables = variables_of(web, hub, tmp_path)
+    if not has_pooling:
+        refused = subprocess.run(
+            command("serve", *options, "--port", "0"),
+            env={**environment(), **variables},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert refused.returncode == 1
+        assert "declare the pooling that the encoder was trained with" in refused.stderr
+        return
+    with (
+        running(*options, transport="lane", variables=variables) as server,
+        InferenceClient(server.address) as client,
+    ):
+        found = client.infer("repo", {"text": ["a man", "the woman is eating"]})
+    assert found["tokens"].tolist() == [4, 6]
+    np.testing.assert_allclose(np.linalg.norm(found["embedding"], axis=1), 1, atol=1e-6)
 
 
 def variables_of(web: WebServer, hub: FakeHub, folder: Path) -> Mapping[str, str]:

@@ -38,6 +38,7 @@ from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 from tensorferry.server.models.repository.declared_sources import declared_sources
+from tensorferry.server.models.repository.embedding_sources import embedding_sources
 from tensorferry.server.models.repository.fetched_sources import fetched_sources, open_repository
 from tensorferry.server.models.repository.repository_control import RepositoryController
 from tensorferry.server.observability.logs.logs import LogOutput
@@ -309,7 +310,8 @@ class App:
         elif self.config.metrics_port is not None:
             self._gpus = open_nvml()
         names = config.load_models if config.model_control == "explicit" else ("*",)
-        sources = declared_sources(fetched_sources(config.models, config))
+        given = [*fetched_sources(config.models, config), *embedding_sources(config.embeddings)]
+        sources = declared_sources(given)
         self._control.start(sources, names, strict=config.exit_on_error)
         self.registry.mark_complete()
         if None in config.values("instances"):

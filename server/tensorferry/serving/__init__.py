@@ -33,6 +33,7 @@ from tensorferry.serving.tensor_types import (
     TensorType,
 )
 from tensorferry.serving.text import tokenizer
+from tensorferry.serving.text_models import classifier, embeddings, reranker
 
 __all__ = [
     "BOOL",
@@ -61,10 +62,13 @@ __all__ = [
     "TensorDatatype",
     "TensorType",
     "calls_through",
+    "classifier",
+    "embeddings",
     "infer",
     "model",
     "onnx",
     "pipeline",
+    "reranker",
     "step",
     "submit",
     "tokenizer",

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tensorferry.serving.errors import DeclarationError
 from tensorferry.serving.hints import types_of_hints
 from tensorferry.serving.tensor_types import TensorType
+from tensorferry.serving.text_tasks import TextHead, TextTask
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -80,7 +81,8 @@ class FunctionModel:
 class OnnxModel:
     """An ONNX file as a step of a pipeline, or served by itself. Made by `onnx`.
 
-    `address` is where the file is fetched from, empty for a local one; `path` is then only its name.
+    `address` is where the file is fetched from, empty for a local one; `path` is then only its name. `head` is added to the
+    end of its graph.
     """
 
     name: str
@@ -89,6 +91,7 @@ class OnnxModel:
     pad_lengths: tuple[str, tuple[int, ...]] | None = None
     pad_values: Mapping[str, Any] = field(default_factory=dict)
     address: str = field(default="", repr=False)
+    head: TextHead | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,12 +116,17 @@ class Step:
 class PipelineModel:
     """Steps that are served as one model. Made by `pipeline`.
 
-    `outputs` are the names of the tensors that clients get; None for all outputs of the last step.
+    `outputs` are the names of the tensors that clients get; None for all outputs of the last step. `task` is what it does
+    with texts.
     """
 
     name: str
     steps: tuple[Step, ...]
     outputs: tuple[str, ...] | None = None
+    task: TextTask | None = None
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
 
 
 Declaration = FunctionModel | OnnxModel | PipelineModel
@@ -275,6 +283,9 @@ def pipeline(
     name: str,
     *steps: Step | FunctionModel | OnnxModel | str,
     outputs: Sequence[str] | None = None,
+    task: str | None = None,
+    labels: Sequence[str] = (),
+    served_as: Sequence[str] = (),
 ) -> PipelineModel:
     """Declare steps as one model.
 
@@ -282,9 +293,12 @@ def pipeline(
 
     Every output of a step is a tensor of the pipeline, and every later step can read it by its name. What no step gives is
     an input of the pipeline. `outputs` are the names of the tensors that clients get, by default all outputs of the last
-    step. Raises DeclarationError.
+    step.
+
+    `task` lets the text endpoints of HTTP serve a pipeline of texts. "embedding" needs an output FP32[-1, size], the
+    vectors; "rerank" an output `score`, FP32[-1]; "classify" an output `scores`, FP32[-1, labels], and `labels`. Clients
+    of the endpoints can also ask for it by the names `served_as`. Raises DeclarationError.
     """
-    _check_name(name)
     if not steps:
         raise DeclarationError(f"pipeline {name!r} has no steps; give at least one model")
     declared = []
@@ -298,7 +312,10 @@ def pipeline(
         raise DeclarationError(
             f"pipeline {name!r} has no outputs; name at least one tensor, or leave `outputs` out"
         )
-    return PipelineModel(name, tuple(declared), None if outputs is None else tuple(outputs))
+    if task is None and (labels or served_as):
+        raise DeclarationError(f"pipeline {name!r} has labels or served_as without a task; give `task`")
+    of_text = None if task is None else TextTask(task, tuple(labels), tuple(served_as))
+    return PipelineModel(name, tuple(declared), None if outputs is None else tuple(outputs), of_text)
 
 
 def _check_name(name: str) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.models.declared import Load, loading
 from support.models.served_repository import ServedRepository
 
 
@@ -14,3 +15,10 @@ def served_repository(tmp_path: Path) -> Iterator[ServedRepository]:
     served = ServedRepository(tmp_path / "models")
     yield served
     served.close()
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Load]:
+    """Load what an app.py in the test's directory declares."""
+    with loading(tmp_path) as load:
+        yield load

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from support.models import sentence_encoder, small
+from support.models.declared import Load
 
 from tensorferry.batcher import Batcher, Pipeline, Request
-from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError, StepFailedError
-from tensorferry.server.models.lifecycle.load_context import LoadContext
-from tensorferry.server.models.lifecycle.loader import load_model
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 from tensorferry.server.python.functions.app_file import import_app
-from tensorferry.server.python.steps.stage_function import CallsOfBatch, no_calls
 from tensorferry.serving import (
     FP32,
     INT64,
@@ -33,31 +29,6 @@ from tensorferry.serving import (
     step,
     tokenizer,
 )
-
-Load = Callable[..., Model]
-
-
-@pytest.fixture
-def load(tmp_path: Path) -> Iterator[Load]:
-    registry = ModelRegistry()
-    loaded: list[Model] = []
-
-    def load(declared: Any, calls: CallsOfBatch = no_calls, **options: Any) -> Model:
-        source = ModelSource(declared.name, tmp_path / "app.py", declaration=declared)
-        context = LoadContext(
-            ServerConfig((source,), **options),
-            calls=calls,
-            get_model=registry.get,
-            step_model=registry.step_model,
-        )
-        loaded.append(load_model(source, context))
-        registry.mark_ready(loaded[-1])
-        return loaded[-1]
-
-    yield load
-    for each in reversed(loaded):
-        each.batcher.close()
-        each.release()
 
 
 @model(inputs={"a": FP32[-1, 3]}, outputs={"b": FP32[-1, 3]})

@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 _BUILD = Path(__file__).resolve().parents[3] / "examples" / "embeddings" / "build.py"
 _WORDS = [
@@ -39,6 +39,21 @@ def without_pooling(encoder: onnx.ModelProto) -> onnx.ModelProto:
     encoder.graph.output.append(
         helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, ["batch", "tokens", hidden])
     )
+    onnx.checker.check_model(encoder, full_check=True)
+    return encoder
+
+
+def with_logits(encoder: onnx.ModelProto, count: int) -> onnx.ModelProto:
+    """Return an encoder of `without_pooling` that ends at `logits`, made of the vector of the first token."""
+    (vectors,) = encoder.graph.output
+    hidden = vectors.type.tensor_type.shape.dim[-1].dim_value
+    weights = np.random.default_rng(2).normal(0, 0.1, (hidden, count)).astype(np.float32)
+    encoder.graph.initializer.append(numpy_helper.from_array(weights, "head"))
+    encoder.graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), "first"))
+    encoder.graph.node.append(helper.make_node("Gather", ["last_hidden_state", "first"], ["cls"], axis=1))
+    encoder.graph.node.append(helper.make_node("MatMul", ["cls", "head"], ["logits"]))
+    del encoder.graph.output[:]
+    encoder.graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", count]))
     onnx.checker.check_model(encoder, full_check=True)
     return encoder
 
@@ -89,6 +104,7 @@ def _write_tokenizer(path: Path) -> None:
     made.pre_tokenizer = Whitespace()
     made.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
     )
     made.enable_truncation(_LONGEST)

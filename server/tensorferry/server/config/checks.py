@@ -66,7 +66,7 @@ def _check_options(given: _Given) -> None:
 
 
 def _check_models(config: ServerConfig) -> None:
-    if not config.models and not config.model_repositories:
+    if not (config.models or config.model_repositories or config.embeddings):
         in_table = "".join(f", or path in {table_name(name)}" for name in list(config.model_options)[:1])
         raise ConfigError(
             f"no MODEL was given; name at least one: tensorferry serve path.onnx, or --model-repository DIR{in_table}"

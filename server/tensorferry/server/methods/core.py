@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -92,6 +93,11 @@ class CoreMethods:
             properties["max_request_rows"] = str(limits.rows or model.batcher.settings.max_queue_size)
             bounds = [spec.most_bytes for spec in model.signature.inputs if spec.most_bytes]
             properties["max_message_bytes"] = str(min([limits.message_bytes, *bounds]))
+        if model.task is not None:
+            properties["task"] = model.task.kind
+            properties["served_as"] = json.dumps(model.task.served_as)
+            if model.task.labels:
+                properties["labels"] = json.dumps(model.task.labels)
         if self._processes > 1:
             properties["server_processes"] = str(self._processes)
         if model.signature.optional:

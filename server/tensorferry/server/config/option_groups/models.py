@@ -46,6 +46,12 @@ _libraries = Parser(
     "list of paths",
     "FILE|onnxruntime-extensions",
 )
+_embeddings = Parser(
+    lambda text: tuple(filter(None, text.split(","))),
+    "directories with an ONNX file and tokenizer.json, or addresses such as hf://ORG/REPO, separated by commas",
+    "list of paths",
+    "[NAME=]DIR|hf://ORG/REPO",
+)
 _model_names = Parser(
     _parse_model_names, "names of models, separated by commas, or *", "list of names", "NAME|*"
 )
@@ -62,6 +68,13 @@ class ModelOptions:
         "gs://BUCKET/PREFIX, hf://ORG/REPO; can be given several times",
         flag="model-repository",
         separator=os.pathsep,
+    )
+    embeddings: tuple[str, ...] = option(
+        (),
+        _embeddings,
+        "encoder of texts, with its tokenizer.json and its pooling, for /v1/embeddings of --http-port: a directory, or "
+        "hf://ORG/REPO; can be given several times",
+        separator=",",
     )
     model_control: str = option(
         "none",

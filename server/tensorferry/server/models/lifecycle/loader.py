@@ -24,6 +24,7 @@ from tensorferry.server.models.config_pbtxt.supported_fields import ModelKind, c
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.server.models.lifecycle.stages import build, instance_counts
+from tensorferry.server.models.lifecycle.text_models import check_task, with_head
 from tensorferry.server.models.repository.fetched_sources import fetch_declared, fetched_function
 from tensorferry.server.models.repository.labels import StepLabels, read_labels
 from tensorferry.server.observability.logs.exemplars import Exemplars
@@ -87,6 +88,8 @@ def _load_pipeline(source: ModelSource, declared: PipelineModel, context: LoadCo
         steps.append(_place_step(source, declared, step, context, ragged))
         ragged.update(_ragged_outputs(step, steps[-1]))
     plan = plan_pipeline(source.name, steps, declared.outputs)
+    if declared.task is not None:
+        check_task(source.name, declared.task, plan.signature)
     loaded = [placed.step for placed in steps if placed.step is not None]
     batched = {step.settings.max_batch_size > 0 for step in loaded}
     if len(batched) > 1:
@@ -239,6 +242,7 @@ def declared_onnx(
         source = replace(source, path=fetched.path, keep_alive=fetched.tree)
     else:
         source = replace(source, path=source.path.parent / declared.path)
+    source = with_head(source, declared, config)
     given = None
     if declared.max_batch_size is not None:
         given = ModelConfig(name=source.name, max_batch_size=declared.max_batch_size)
@@ -310,6 +314,7 @@ def _model(
         else (),
         uses=used,
         release=built.release,
+        task=source.declaration.task if isinstance(source.declaration, PipelineModel) else None,
     )
 
 

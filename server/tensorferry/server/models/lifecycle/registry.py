@@ -18,6 +18,7 @@ from tensorferry.server.python.steps.stage_function import StepTimes
 from tensorferry.server.runtime.axes.empty_axes import EmptyAxes
 from tensorferry.server.runtime.recovery.instance_health import InstanceHealth
 from tensorferry.server.signature import Signature
+from tensorferry.serving.text_tasks import TextTask
 
 _UNLOADED = "unloaded"
 
@@ -62,8 +63,8 @@ class Model:
     the completed configuration. `labels` are class names by output. `devices` has the device of each instance, `health`
     their state. `exemplars` collects traced requests for the metrics; None without metrics. `empty_axes` says which axes
     of a request may have length zero. `steps` describes what a batch runs through, and `uses` has the other models that its
-    steps name. `release` ends what its instances started, after the batcher is closed. `stage` is how steps of other models
-    run this one.
+    steps name. `release` ends what its instances started, after the batcher is closed. `task` is what it does with texts.
+    `stage` is how steps of other models run this one.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Model:
     steps: tuple[ModelStep, ...] = ()
     uses: tuple[ModelReference, ...] = ()
     release: Callable[[], None] = field(default=lambda: None, compare=False)
+    task: TextTask | None = None
     stage: StageModel = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -14,6 +14,10 @@ class RemoteError(StartError):
     """A model cannot be fetched. The message names its address, without secrets, and what to change."""
 
 
+class AbsentError(RemoteError):
+    """The host has no such file."""
+
+
 class UnreachableError(RemoteError):
     """The host cannot be reached, or does not work at the moment. A copy in the cache can be used instead."""
 
@@ -51,7 +55,7 @@ _KINDS: tuple[tuple[str, type[RemoteError], str], ...] = (
     ("RevisionNotFoundError", RemoteError, "the repository {url.container!r} has no revision {revision!r}; it must be a branch, a tag or a commit"),
     ("RepositoryNotFoundError", RemoteError, "there is no repository {url.container!r}, or it is private; check its name, or {credentials}"),
     ("401 403 PermissionError", RemoteError, "permission denied{codes}; the credentials may not read it, or there are none: {credentials}"),
-    ("404 410 FileNotFoundError EntryNotFoundError", RemoteError, "there is no such file or directory; check the address"),
+    ("404 410 FileNotFoundError EntryNotFoundError", AbsentError, "there is no such file or directory; check the address"),
     ("412", ChangedError, "it has changed while it was downloaded; try again"),
     ("408 425 429 500 502 503 504", UnreachableError, "the host answered with HTTP status {status}; try again later"),
     ("status", RemoteError, "the host answered with HTTP status {status}; check the address"),

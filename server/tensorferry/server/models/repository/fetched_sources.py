@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError, StartError
@@ -31,6 +32,18 @@ def _fetched(source: ModelSource, url: RemoteUrl, files: ModelFiles) -> ModelSou
 def fetch_declared(declared: OnnxModel, config: ServerConfig) -> FetchedModel:
     """Return the file of an ONNX model that a Python file declares by its address. StartError."""
     return _model_files(config).fetch(_parsed(declared.address, declared.name))
+
+
+def fetch_beside(address: str, name: str, config: ServerConfig) -> Path | None:
+    """Return a file of the repository that a file's address is in; None if it has none, or hashes of files are pinned.
+
+    Raises AbsentError if the repository has no such file, and StartError.
+    """
+    url = _parsed(address, name)
+    if url.scheme != "hf" or url.pins:
+        return None
+    beside = replace(url, path=name, text="")
+    return _model_files(config, of_onnx=False).fetch(beside).path
 
 
 def fetched_function(declared: FunctionModel, config: ServerConfig) -> tuple[FunctionModel, object]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections import ChainMap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,12 @@ def changed(model: onnx.ModelProto, freed: FreedRows) -> onnx.ModelProto:
 
 
 def write_freed(source: Path, freed: FreedRows, path: Path) -> None:
-    """Write the changed model to a file. Its weights in other files are linked or copied beside it.
+    """Write the changed model to a file, as `write_changed` does."""
+    write_changed(source, partial(_apply, freed=freed), path)
+
+
+def write_changed(source: Path, change: Callable[[onnx.ModelProto], None], path: Path) -> None:
+    """Write a model to a file with a change. Its weights in other files are linked or copied beside it.
 
     Raises NotFreed if a weights file is outside the model's folder, and OSError if it cannot be written.
     """
@@ -125,7 +131,7 @@ def write_freed(source: Path, freed: FreedRows, path: Path) -> None:
         except OSError:
             shutil.copyfile(weights, target)
     model = onnx.load(str(source), load_external_data=False)
-    _apply(model, freed)
+    change(model)
     onnx.save(model, str(path))
 
 

@@ -1,0 +1,75 @@
+"""Models of the option --embeddings: encoders of texts in a directory or a repository, with their tokenizers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tensorferry.server.config.server_config import ModelSource
+from tensorferry.server.errors import ConfigError, StartError
+from tensorferry.server.models.remote.url import is_remote, parse_url
+from tensorferry.server.names import NAME, NAME_RULE
+from tensorferry.serving import DeclarationError, embeddings, onnx, tokenizer
+
+_TOKENIZER = "tokenizer.json"
+# Where an encoder is, the first choice first. Exporters write the first, repositories of Hugging Face have the second.
+_ENCODERS = ("model.onnx", "onnx/model.onnx")
+
+
+def embedding_sources(given: Sequence[str]) -> Sequence[ModelSource]:
+    """Return the models of --embeddings: of each the ONNX file, its tokenizer, and its pooling. StartError."""
+    return [_source(text) for text in given]
+
+
+def _source(text: str) -> ModelSource:
+    name, equals, place = text.partition("=")
+    if not equals or "/" in name:
+        name, place = "", text
+    encoder, tokens, own_name, served_as = _remote(place) if is_remote(place) else _local(Path(place))
+    name = name or own_name
+    if not NAME.fullmatch(name):
+        raise StartError(
+            f"--embeddings is {text!r}, and the name {name!r} is not allowed: {NAME_RULE}; choose one by NAME=..."
+        )
+    try:
+        declared = embeddings(name, tokenizer(tokens), onnx(encoder), served_as=served_as)
+    except DeclarationError as error:
+        raise StartError(f"--embeddings is {text!r}: {error}") from None
+    return ModelSource(name, Path(encoder), declaration=declared)
+
+
+def _remote(address: str) -> tuple[str, str, str, tuple[str, ...]]:
+    """Return the addresses of encoder and tokenizer, the model's name, and the name that clients may know it by."""
+    try:
+        url = parse_url(address)
+    except ConfigError as error:
+        raise StartError(f"--embeddings: {error}") from None
+    if url.scheme != "hf" or url.pins:
+        raise StartError(
+            f"--embeddings is {url}; it must be hf://ORG/REPO, hf://ORG/REPO/onnx/model.onnx or a directory. Other addresses and "
+            "hashes of files are for a Python file with embeddings()"
+        )
+    repository, _, _ = address.partition(url.path) if url.path else (address, "", "")
+    repository = repository.rstrip("/")
+    encoder = address if url.path.endswith(".onnx") else f"{repository}/{_ENCODERS[-1]}"
+    return encoder, f"{repository}/{_TOKENIZER}", url.container.rpartition("/")[2], (url.container,)
+
+
+def _local(place: Path) -> tuple[str, str, str, tuple[str, ...]]:
+    """Return the paths of encoder and tokenizer, and the model's name."""
+    place = place.absolute()
+    if place.suffix == ".onnx":
+        encoder, folders = place, (place.parent, place.parent.parent)
+    else:
+        found = [file for name in _ENCODERS if (file := place / name).is_file()]
+        if not found:
+            raise StartError(
+                f"--embeddings: {place} has no {' or '.join(_ENCODERS)}; give the path of the ONNX file"
+            )
+        encoder, folders = found[0], (place, place)
+    tokens = next((file for folder in folders if (file := folder / _TOKENIZER).is_file()), None)
+    if tokens is None:
+        raise StartError(
+            f"--embeddings: there is no {folders[0] / _TOKENIZER}, which the encoder {encoder} needs"
+        )
+    return str(encoder), str(tokens), tokens.parent.name, ()
