@@ -206,7 +206,7 @@ locks: $(VENV)/.python ## compile requirements/*.in into lock files
 	$(PIP) install -q uv==$(UV)
 	UV=$(CURDIR)/$(BIN)/uv requirements/lock.sh
 
-tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done $(CLIENTS)/kustomize $(CLIENTS)/helm $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/nginx/.done $(CLIENTS)/exporters/.done ## install foreign clients, a browser, exporters but PyTorch and Keras, and test tools for deploy/ and the packages (needs Go, Node and npm, Java and Maven, Debian's apt-get)
+tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/text/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done $(CLIENTS)/kustomize $(CLIENTS)/helm $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/nginx/.done $(CLIENTS)/exporters/.done ## install foreign clients, a browser, exporters but PyTorch and Keras, and test tools for deploy/ and the packages (needs Go, Node and npm, Java and Maven, Debian's apt-get)
 
 train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(PIP) install -q scikit-learn
@@ -337,7 +337,7 @@ $(CLIENTS)/helm: | $(VENV)/.python
 	CGO_ENABLED=0 GOBIN=$(CURDIR)/$(CLIENTS) go install -ldflags='-s -w' helm.sh/helm/v4/cmd/helm@$(HELM)
 
 # Separate environments: their packages are large, or conflict with the tests'.
-$(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/ray/.done $(CLIENTS)/exporters/.done $(CLIENTS)/torch/.done: $(CLIENTS)/%/.done: requirements/%.lock | $(VENV)/.python
+$(CLIENTS)/text/.done $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/ray/.done $(CLIENTS)/exporters/.done $(CLIENTS)/torch/.done: $(CLIENTS)/%/.done: requirements/%.lock | $(VENV)/.python
 	$(PYTHON) -m venv $(CLIENTS)/$*
 	$(CLIENTS)/$*/bin/python -m pip --disable-pip-version-check install -q uv==$(UV)
 	@# Compiled here, because processes that start at once would each compile what they import.

@@ -54,7 +54,7 @@ def show(address: str) -> None:
             client.submit("embed", {"text": np.array([sentence], object)})
             for sentence in (QUESTION, *SENTENCES)
         ]
-        vectors = [future.result(timeout=30)["sentence_embedding"][0] for future in futures]
+        vectors = [future.result(timeout=30)["embedding"][0] for future in futures]
     scores = [float(vector @ vectors[0]) for vector in vectors[1:]]
     print(f"\nHow similar each sentence is to\n\n  {QUESTION}\n")
     for score, sentence in sorted(zip(scores, SENTENCES, strict=True), reverse=True):

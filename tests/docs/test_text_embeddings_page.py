@@ -80,12 +80,12 @@ def test_the_page(part: Command | Block, example: Place) -> None:
         execute(replace(part, text=re.sub(r"(print\(.*\))  # .*", r"\1", part.text)), example)
 
 
-def test_the_function_of_the_page_pools_as_the_example_does(example: Place, hub: FakeHub) -> None:
+def test_the_encoder_of_the_page_pools_as_the_example_does(example: Place, hub: FakeHub) -> None:
     own = example.with_server("app.py", *SMALL)
     given = {"text": np.array(TEXTS, object)}
     with InferenceClient(own.server.address) as client, InferenceClient(example.server.address) as other:
-        vectors = client.infer("embed", given)["sentence_embedding"]
-        np.testing.assert_allclose(vectors, other.infer("embed", given)["sentence_embedding"], atol=1e-5)
+        vectors = client.infer("embed", given)["embedding"]
+        np.testing.assert_allclose(vectors, other.infer("embed", given)["embedding"], atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     assert not np.allclose(vectors[0], vectors[2], atol=0.01)
     assert own.server.stop() == 0, own.server.log

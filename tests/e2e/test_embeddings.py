@@ -107,7 +107,7 @@ def test_the_bundled_client_gets_the_vectors_of_single_requests(
 ) -> None:
     with InferenceClient(server.address) as client:
         futures = [client.submit("embed", {"text": column(text)}) for text in TEXTS * 4]
-        vectors = np.concatenate([future.result(timeout=60)["sentence_embedding"] for future in futures])
+        vectors = np.concatenate([future.result(timeout=60)["embedding"] for future in futures])
     np.testing.assert_allclose(vectors, np.tile(expected, (4, 1)), atol=TOLERANCE)
 
 
@@ -115,7 +115,7 @@ def test_the_bundled_client_gets_the_vectors_of_single_requests(
 def test_a_request_has_rows_of_different_lengths(server: ServerProcess, expected: Array, times: int) -> None:
     """Also one of more rows than a batch."""
     with InferenceClient(server.address) as client:
-        vectors = client.infer("embed", {"text": column(*TEXTS * times)}, timeout=60)["sentence_embedding"]
+        vectors = client.infer("embed", {"text": column(*TEXTS * times)}, timeout=60)["embedding"]
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(vectors, np.tile(expected, (times, 1)), atol=TOLERANCE)
 
@@ -138,7 +138,7 @@ def test_tritonclient_gets_the_vectors(server: ServerProcess, expected: Array) -
     given = triton.InferInput("text", [len(TEXTS)], "BYTES")
     given.set_data_from_numpy(column(*TEXTS))
     with triton.InferenceServerClient(server.address) as client:
-        vectors = client.infer("embed", [given]).as_numpy("sentence_embedding")
+        vectors = client.infer("embed", [given]).as_numpy("embedding")
     np.testing.assert_allclose(vectors, expected, atol=TOLERANCE)
 
 

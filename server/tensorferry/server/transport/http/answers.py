@@ -1,4 +1,4 @@
-"""HTTP responses as bytes: statuses, headers, errors in the form of the v2 protocol."""
+"""HTTP responses as bytes: statuses, headers, errors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from tensorferry.server.errors import truncate
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.status import Status, StatusCode
+from tensorferry.server.transport.http.error_forms import ErrorForm, v2_form
 from tensorferry.server.transport.http.errors import HttpError
 
-# In characters.
-_MAX_TEXT = 8192
 JSON, OCTETS = "application/json", "application/octet-stream"
 
 # As Triton where it has the status. It has 503 for a full queue, where clients learn from 429 that they send too much.
@@ -63,24 +61,19 @@ def json_response(value: Any, status: int = 200) -> bytes:
     return response(status, dumps(value))
 
 
-def error_response(error: HttpError) -> bytes:
-    """Return the response of an error, in Triton's form. Its text can quote the request."""
-    text = truncate(str(error), _MAX_TEXT)
-    return response(error.status, dumps({"error": text}), headers=error.headers)
+def error_response(error: HttpError, form: ErrorForm = v2_form) -> bytes:
+    """Return the response of an error in the form of its path."""
+    body = form(error)
+    return response(body.status, dumps(body.fields), headers=body.headers)
 
 
 def response_of(
-    error: BaseException, service: InferenceService, reply: InferenceReply | None = None
+    error: BaseException, service: InferenceService, form: ErrorForm, reply: InferenceReply | None = None
 ) -> bytes:
     """Return the response of an error that a request, or its reply, raised."""
     if isinstance(error, HttpError):
-        return error_response(error)
-    return status_response(service.status_of(error, reply))
-
-
-def status_response(status: Status) -> bytes:
-    """Return the response of a gRPC status."""
-    return error_response(error_of(status))
+        return error_response(error, form)
+    return error_response(error_of(service.status_of(error, reply)), form)
 
 
 def error_of(status: Status) -> HttpError:

@@ -13,6 +13,7 @@ from tensorferry.server.inference.reply import InferenceCall
 from tensorferry.server.security.access_control import ClientCertificate
 from tensorferry.server.transport.http.answers import error_response, with_header, without_body
 from tensorferry.server.transport.http.bodies import ChunkedBody, too_large
+from tensorferry.server.transport.http.error_forms import v2_form
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.heads import MAX_HEAD_BYTES, Head
 from tensorferry.server.transport.unread_responses import ResponseAccount
@@ -169,10 +170,11 @@ class Connection(asyncio.Protocol):
         self._data = b""
         try:
             head = self._owner.heads.get(data[:end])
-            if head.length > self._owner.max_body_bytes:
-                raise too_large(str(head.length), self._owner.max_body_bytes)
         except HttpError as error:
             self._fail(self._explained(error, data))
+            return
+        if head.length > self._owner.max_body_bytes:
+            self._fail(too_large(str(head.length), self._owner.max_body_bytes), head)
             return
         stop = end + head.length
         if head.chunked or len(data) < stop:
@@ -192,7 +194,7 @@ class Connection(asyncio.Protocol):
     def _await_body(self, head: Head, data: bytes) -> None:
         refusal = self._owner.refusal(self, head)
         if refusal is not None:
-            self._fail(refusal)
+            self._fail(refusal, head)
             return
         most = self._owner.max_body_bytes if head.chunked else head.length
         self._started(_ARRIVAL_SECONDS + most / _LEAST_BYTES_PER_SECOND)
@@ -211,7 +213,7 @@ class Connection(asyncio.Protocol):
         try:
             complete = self._chunks.feed(data)
         except HttpError as error:
-            self._fail(error)
+            self._fail(error, self._head)
             return
         if complete is not None:
             head, self._chunks, self._head = self._head, None, None
@@ -296,11 +298,12 @@ class Connection(asyncio.Protocol):
         waiting: int = self._transport.get_write_buffer_size()
         return waiting + (0 if self._rest is None else len(self._rest))
 
-    def _fail(self, error: HttpError) -> None:
+    def _fail(self, error: HttpError, head: Head | None = None) -> None:
         """Answer a request that cannot be read, and close the connection."""
+        form = v2_form if head is None else head.errors
         self._head = self._chunks = None
         self._parts, self._data = [], b""
-        self._transport.write(with_header(error_response(error), b"Connection: close"))
+        self._transport.write(with_header(error_response(error, form), b"Connection: close"))
         self._discard = _DISCARD_BYTES
         self._started(_DISCARD_SECONDS)
         if self._transport.can_write_eof():

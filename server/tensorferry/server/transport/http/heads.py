@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from tensorferry.server.identity import Metadata
+from tensorferry.server.transport.http.error_forms import form_of
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.routes import Target, refuse_web_pages, target_of
 
@@ -31,7 +32,8 @@ class Head:
 
     `fields` have lower-case names. `length` is that of the body, unless it is `chunked`. `json_length` is the header
     Inference-Header-Content-Length, `timeout` the seconds of X-Request-Timeout; None without them. `is_old` means HTTP/1.0.
-    `target` is what serves the request, or the error that answers it. `path` is as it came, without the query.
+    `target` is what serves the request, or the error that answers it. `path` is as it came, without the query. `errors` is
+    the form of its errors.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Head:
         self.accepts_gzip = _accepts_gzip(values.get("accept-encoding", ""))
         self.json_length = _natural(values, "inference-header-content-length")
         self.timeout = _seconds(values.get("x-request-timeout"))
+        self.errors = form_of(path)
         self.target: Target | HttpError
         try:
             target = target_of(method, path)

@@ -52,6 +52,11 @@ class AnswerForm(NamedTuple):
     binary: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
 
+    @property
+    def writes_json(self) -> bool:
+        """Whether outputs can be JSON, which takes long to write."""
+        return not self.all_binary
+
     def is_binary(self, output: str) -> bool:
         """Return whether an output is binary."""
         return self.all_binary or output in self.binary

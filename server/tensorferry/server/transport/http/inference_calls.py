@@ -15,12 +15,15 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.status import StatusCode
 from tensorferry.server.system.threads import HandlerThreads
 from tensorferry.server.transport.call_admission import CallAdmission, Refusal
-from tensorferry.server.transport.http.answers import response_of, status_response
+from tensorferry.server.transport.http.answers import error_of, error_response, response_of
 from tensorferry.server.transport.http.bodies import unpacked
 from tensorferry.server.transport.http.connection import Connection, Exchange
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.infer_answers import AnswerTranslator
-from tensorferry.server.transport.http.infer_requests import AnswerForm, Describe, Model, RequestTranslator
+from tensorferry.server.transport.http.infer_requests import AnswerForm, RequestTranslator
+from tensorferry.server.transport.http.method_calls import MethodCalls
+from tensorferry.server.transport.http.routes import Target
+from tensorferry.server.transport.http.text.requests import TextForm, TextRequests
 from tensorferry.server.transport.inline_schedule import InlineSchedule
 from tensorferry.server.transport.transport_state import TransportState
 
@@ -34,14 +37,14 @@ _JSON_THREADS = 2
 class InferenceCalls:
     """Serves the inferences of an event loop. Methods without another note are for the loop's thread.
 
-    `describe` returns the metadata of a model; `on_loop` calls a function on the loop's thread.
+    `methods` describe models; `on_loop` calls a function on the loop's thread.
     """
 
     def __init__(
         self,
         service: InferenceService,
         shared: TransportState,
-        describe: Describe,
+        methods: MethodCalls,
         loop: asyncio.AbstractEventLoop,
         on_loop: Callable[[Callable[[], None]], None],
     ) -> None:
@@ -56,34 +59,35 @@ class InferenceCalls:
             peer_of=lambda connection: connection.peer,
             certificate_of=lambda connection: connection.certificate,
         )
-        self._requests = RequestTranslator(describe)
+        self._requests = RequestTranslator(methods.metadata)
+        self._texts = TextRequests(methods.ready_models, methods.metadata)
         self._answers = AnswerTranslator()
         self._loop, self._on_loop = loop, on_loop
         self._threads = HandlerThreads(_JSON_THREADS, "http-json")
         # Replies to answer, and whether `_answer_all` will be called for them.
-        self._replies: deque[tuple[Exchange, AnswerForm, InferenceReply]] = deque()
+        self._replies: deque[tuple[Exchange, AnswerForm | TextForm, InferenceReply]] = deque()
         self._answers_soon = False
         self._inline = InlineSchedule()
         self._runs_soon = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def serve(self, exchange: Exchange, model: Model, body: bytes) -> None:
+    def serve(self, exchange: Exchange, target: Target, body: bytes) -> None:
         """Answer a request, at once or later."""
         head = exchange.head
         caller, deadline = self._admission.admit_unary(exchange.connection, head.fields, head.timeout)
         if isinstance(caller, Refusal):
-            exchange.respond(status_response(caller.status))
+            exchange.respond(error_response(error_of(caller.status), head.errors))
             return
         json_bytes = len(body) if head.json_length is None else head.json_length
         if head.encoding != "identity" or json_bytes > _LONG_JSON_BYTES:
-            self._threads.submit(self._submit, exchange, model, body, deadline, caller, None)
+            self._threads.submit(self._submit, exchange, target, body, deadline, caller, None)
         else:
-            self._submit(exchange, model, body, deadline, caller, self._run_soon)
+            self._submit(exchange, target, body, deadline, caller, self._run_soon)
 
     def _submit(
         self,
         exchange: Exchange,
-        model: Model,
+        target: Target,
         body: bytes,
         deadline: float,
         caller: ClientIdentity,
@@ -94,11 +98,11 @@ class InferenceCalls:
         try:
             if head.encoding != "identity":
                 body = unpacked(body, head.encoding, self._max_body_bytes)
-            message, form = self._requests.message(model, body, head.json_length)
+            message, form = self._message(target, body, head.json_length)
         except Exception as error:
             if isinstance(error, HttpError):
                 self._service.count_refused(StatusCode.INVALID_ARGUMENT)
-            self._on_loop(partial(exchange.respond, response_of(error, self._service)))
+            self._on_loop(partial(exchange.respond, response_of(error, self._service, head.errors)))
             self._calls.end_unary()
             return
         completed = partial(self._completed, exchange, form)
@@ -106,7 +110,14 @@ class InferenceCalls:
             self._service.submit(message, deadline, completed, head.fields, caller, run_soon=run_soon)
         )
 
-    def _completed(self, exchange: Exchange, form: AnswerForm, reply: InferenceReply) -> None:
+    def _message(
+        self, target: Target, body: bytes, json_length: int | None
+    ) -> tuple[bytes, AnswerForm | TextForm]:
+        if target.route.text is not None:
+            return self._texts.message(target.route.text, body, target.parts.get("name", ""))
+        return self._requests.message((target.parts["name"], target.parts["version"]), body, json_length)
+
+    def _completed(self, exchange: Exchange, form: AnswerForm | TextForm, reply: InferenceReply) -> None:
         """Keep a reply for the end of its batch, or wake the loop for it. Called on any thread."""
         self._replies.append((exchange, form, reply))
         if not self._answers_soon:
@@ -119,7 +130,7 @@ class InferenceCalls:
         try:
             while self._replies:
                 exchange, form, reply = self._replies.popleft()
-                if not form.all_binary and reply.output_bytes > _LONG_ANSWER_BYTES:
+                if form.writes_json and reply.output_bytes > _LONG_ANSWER_BYTES:
                     self._threads.submit(self._build_on_thread, exchange, form, reply)
                 else:
                     self._send(exchange, reply, self._built(exchange, form, reply))
@@ -128,15 +139,19 @@ class InferenceCalls:
                 # One raised, which must not delay the others.
                 self._loop.call_soon(self._answer_all)
 
-    def _build_on_thread(self, exchange: Exchange, form: AnswerForm, reply: InferenceReply) -> None:
+    def _build_on_thread(
+        self, exchange: Exchange, form: AnswerForm | TextForm, reply: InferenceReply
+    ) -> None:
         self._on_loop(partial(self._send, exchange, reply, self._built(exchange, form, reply)))
 
-    def _built(self, exchange: Exchange, form: AnswerForm, reply: InferenceReply) -> bytes:
+    def _built(self, exchange: Exchange, form: AnswerForm | TextForm, reply: InferenceReply) -> bytes:
         try:
+            if isinstance(form, TextForm):
+                return form.response(reply.pieces())
             return self._answers.response(reply.pieces(), form, gzipped=exchange.head.accepts_gzip)
         except BaseException as error:
             # Every exception, because nothing else would answer the request.
-            return response_of(error, self._service, reply)
+            return response_of(error, self._service, exchange.head.errors, reply)
 
     def _send(self, exchange: Exchange, reply: InferenceReply, data: bytes) -> None:
         exchange.respond(data)

@@ -20,6 +20,7 @@ from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.heads import Head
 from tensorferry.server.transport.http.json_fields import HALF_A_PAIR, Fields, fields_of
 from tensorferry.server.transport.http.routes import Target, path_of
+from tensorferry.server.transport.http.text.requests import ready_models
 from tensorferry.server.transport.threaded_servicer import Extension
 from tensorferry.server.wire import bounds
 from tensorferry.server.wire.receiving import receive
@@ -55,6 +56,10 @@ class MethodCalls:
             pb.ModelMetadataRequest(name=name, version=version)
         )
         return metadata
+
+    def ready_models(self) -> Sequence[pb.ModelMetadataResponse]:
+        """Return the metadata of the models that are ready."""
+        return ready_models(self._handlers["RepositoryIndex"](pb.RepositoryIndexRequest()), self.metadata)
 
     def serve(self, exchange: Exchange, target: Target, body: bytes) -> None:
         """Answer a request: of health at once, because it is asked while all threads are busy, else later.
@@ -118,10 +123,13 @@ class MethodCalls:
             handler = self._handlers.get(route.rpc)
             if handler is None:
                 raise HttpError(501, f"{route.rpc} is not implemented by this server")
-            return route.answer(handler(message), target.parts)
+            result = handler(message)
+            if route.describes:
+                result = ready_models(result, self.metadata)
+            return route.answer(result, target.parts)
         except BaseException as error:
             # Every exception, because nothing else would answer the request.
-            return response_of(error, self._service)
+            return response_of(error, self._service, head.errors)
         finally:
             CURRENT_CLIENT.reset(token)
 

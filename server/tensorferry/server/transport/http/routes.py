@@ -1,6 +1,7 @@
 """Paths of the v2 protocol: each fills the request message of its gRPC method, whose handler answers it.
 
-The paths are those of Triton and KServe; SageMaker checks /ping.
+The paths are those of Triton and KServe; SageMaker checks /ping. Those of text endpoints are OpenAI's, those of Text
+Embeddings Inference, and those of rerankers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from tensorferry.server.system.addresses import names_this_machine
 from tensorferry.server.transport.http.answers import json_response, response
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.json_fields import Fields, object_in, set_parameter, value_of
+from tensorferry.server.transport.http.text import openai, rerank, tei
+from tensorferry.server.transport.http.text.text_call import TextEndpoint
 
 INFER = "ModelInfer"
 _BOOLEAN = "true or false"
@@ -41,7 +44,8 @@ class Route(NamedTuple):
     """What is done for one method of HTTP on one form of path.
 
     `rpc` is the method of the protocol, whose message gets the parts of the path as fields and is filled with the JSON body by
-    `fill`. `answer` returns the HTTP response for its result. With `known`, an unknown model is an error.
+    `fill`. `answer` returns the HTTP response for its result. With `known`, an unknown model is an error. With `describes`,
+    the result is an index of models, whose metadata the answer gets. `text` parses the body of an inference on texts.
     """
 
     method: str
@@ -49,21 +53,22 @@ class Route(NamedTuple):
     answer: Answer
     fill: Fill | None = None
     known: bool = False
+    describes: bool = False
+    text: TextEndpoint | None = None
 
     def request(self, parts: Mapping[str, str], fields: Fields) -> Any:
         """Return the request message. HttpError if a field cannot be used."""
-        message = getattr(pb, f"{self.rpc}Request")(**parts)
+        message = getattr(pb, f"{self.rpc}Request")(**({} if self.describes else parts))
         if self.fill is not None:
             self.fill(message, fields)
         return message
 
 
 class Target(NamedTuple):
-    """The route of a request and the parts of its path. `infer` is the model and the version of an inference."""
+    """The route of a request and the parts of its path."""
 
     route: Route
     parts: Mapping[str, str]
-    infer: tuple[str, str] | None = None
 
 
 def target_of(method: str, path: str) -> Target:
@@ -76,7 +81,7 @@ def target_of(method: str, path: str) -> Target:
         # After the match, so that a path that a proxy forbids has no second form.
         parts = {name: unquote(part) for name, part in found.groupdict("").items()}
         if route.method == method or (method == "HEAD" and route.method == "GET"):
-            return Target(route, parts, (parts["name"], parts["version"]) if route.rpc == INFER else None)
+            return Target(route, parts)
         allowed.append(route.method)
     if allowed:
         raise HttpError(405, "Method Not Allowed", headers=f"Allow: {', '.join(allowed)}\r\n")
@@ -237,8 +242,14 @@ def _log(message: Any, fields: Fields) -> None:
         set_parameter(message.settings, name, value)
 
 
+def _text(endpoint: TextEndpoint) -> Route:
+    return Route("POST", INFER, _empty, text=endpoint)
+
+
 # Parts of paths have the names of the messages' fields.
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+# The start of paths of endpoints whose clients cannot name a model.
+_NAMED = r"/models/(?P<name>[^/]+)"
 _LOADED = r"/v2/repository/models/(?P<model_name>[^/]+)"
 _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 _REGION = r"/region/(?P<name>[^/]+)"
@@ -250,7 +261,7 @@ _ROUTES = [
         (f"{_MODEL}/infer", Route("POST", INFER, _empty)),
         ("/v2/?", Route("GET", "ServerMetadata", _json)),
         ("/v2/health/live", Route("GET", "ServerLive", _json)),
-        ("/v2/health/ready|/ping", Route("GET", "ServerReady", _ready)),
+        ("/v2/health/ready|/ping|/health", Route("GET", "ServerReady", _ready)),
         ("/v2/models/?", Route("GET", "RepositoryIndex", _names)),
         (f"/v2/models/stats|{_MODEL}/stats", Route("GET", "ModelStatistics", _json)),
         (_MODEL, Route("GET", "ModelMetadata", _json)),
@@ -273,5 +284,16 @@ _ROUTES = [
         (_TRACING, Route("POST", "TraceSetting", _settings, _trace)),
         ("/v2/logging", Route("GET", "LogSettings", _logging)),
         ("/v2/logging", Route("POST", "LogSettings", _logging, _log)),
+        ("/v1/embeddings", _text(openai.embeddings)),
+        ("/v1/models", Route("GET", "RepositoryIndex", openai.models, describes=True)),
+        ("/v1/models/(?P<name>.+)", Route("GET", "RepositoryIndex", openai.model, describes=True)),
+        (f"(?:{_NAMED})?/embed", _text(tei.embed)),
+        # To which clients of Hugging Face send texts.
+        (f"(?:{_NAMED})?/", _text(tei.embed)),
+        (_NAMED, _text(tei.embed)),
+        (f"(?:{_NAMED})?/predict", _text(tei.predict)),
+        ("/info", Route("GET", "RepositoryIndex", tei.info, describes=True)),
+        (f"(?:/v[12]|{_NAMED})?/rerank", _text(rerank.rerank)),
+        ("(?:/v1)?/score", _text(rerank.score)),
     )
 ]

@@ -23,6 +23,7 @@ from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.heads import HeadCache
 from tensorferry.server.transport.http.inference_calls import InferenceCalls
 from tensorferry.server.transport.http.method_calls import MethodCalls
+from tensorferry.server.transport.http.routes import INFER
 from tensorferry.server.transport.threaded_servicer import Extension
 from tensorferry.server.transport.transport_state import TransportState
 
@@ -67,7 +68,7 @@ class HttpServer:
         local = ipaddress.ip_address(listening.getsockname()[0]).is_loopback
         self.heads = HeadCache(local=local and shared.tls is None and not shared.requires_credentials)
         self._methods = MethodCalls(service, extensions, shared.access, self.on_loop)
-        self._inferences = InferenceCalls(service, shared, self._methods.metadata, self._loop, self.on_loop)
+        self._inferences = InferenceCalls(service, shared, self._methods, self._loop, self.on_loop)
         self.refusal = self._methods.refusal
         self._connections: set[Connection] = set()
         self._accepting: asyncio.Server | None = None
@@ -147,13 +148,13 @@ class HttpServer:
         try:
             if isinstance(target, HttpError):
                 # Not raised, because it would keep a traceback of each request.
-                exchange.respond(error_response(target))
-            elif target.infer is not None:
-                self._inferences.serve(exchange, target.infer, body)
+                exchange.respond(error_response(target, exchange.head.errors))
+            elif target.route.rpc == INFER:
+                self._inferences.serve(exchange, target, body)
             else:
                 self._methods.serve(exchange, target, body)
         except Exception as error:
-            exchange.respond(response_of(error, self._service))
+            exchange.respond(response_of(error, self._service, exchange.head.errors))
 
     def announce_shutdown(self) -> None:
         """Close each connection after its next answer from now on, so that `begin_drain` closes none that a client uses.

@@ -1,0 +1,105 @@
+"""Endpoints of Hugging Face's Text Embeddings Inference: /embed, /predict and /info."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.transport.http.answers import dumps, json_response
+from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.json_fields import Fields
+from tensorferry.server.transport.http.text.text_call import (
+    TextCall,
+    TextResult,
+    check_texts,
+    flag_in,
+    model_in,
+    number_in,
+    shortened,
+    texts_in,
+    vectors_as_json,
+)
+from tensorferry.serving.text_tasks import CLASSIFY, EMBEDDING, RERANK
+
+# By task. The form of TEI's model types.
+_TYPES: Mapping[str, str] = {EMBEDDING: "embedding", RERANK: "reranker", CLASSIFY: "classifier"}
+
+
+def embed(fields: Fields) -> TextCall:
+    """Parse a call of /embed."""
+    check_truncation(fields)
+    if fields.get("prompt_name") is not None:
+        raise HttpError(400, "'prompt_name' is not supported; send the prompt as the beginning of the text")
+    answer = partial(_vectors, dimensions=number_in(fields, "dimensions"))
+    return TextCall(EMBEDDING, model_in(fields), (texts_in(fields, "inputs"),), answer)
+
+
+def _vectors(result: TextResult, *, dimensions: int | None) -> bytes:
+    return b"[" + ",".join(vectors_as_json(shortened(result.values, dimensions))).encode() + b"]"
+
+
+def check_truncation(fields: Fields) -> None:
+    """Raise HttpError for a direction in which texts are not cut. They are cut as the tokenizer's file says."""
+    if str(fields.get("truncation_direction") or "right").lower() != "right":
+        raise HttpError(
+            400, "'truncation_direction' must be 'Right'; texts are cut as the tokenizer's file says"
+        )
+
+
+def predict(fields: Fields) -> TextCall:
+    """Parse a call of /predict: of a text, of a pair, or of a list of texts or pairs, each of which is a list."""
+    check_truncation(fields)
+    given = fields.get("inputs")
+    one = isinstance(given, str) or (isinstance(given, list) and all(isinstance(each, str) for each in given))
+    rows: Any = [given] if one else given
+    if not isinstance(rows, list):
+        raise HttpError(400, "'inputs' must be a string, a pair of strings, or a list of lists of them")
+    lists = [[each] if isinstance(each, str) else each for each in rows]
+    sizes = {len(each) if isinstance(each, list) else 0 for each in lists}
+    if len(sizes) != 1 or not sizes <= {1, 2}:
+        raise HttpError(400, "'inputs' must have one string each, or two strings each for pairs")
+    columns = tuple([row[at] for row in lists] for at in range(sizes.pop()))
+    for column in columns:
+        check_texts(column, "inputs")
+    output = "logits" if flag_in(fields, "raw_scores") else "scores"
+    return TextCall(CLASSIFY, model_in(fields), columns, partial(_classes, one=one), output)
+
+
+def _classes(result: TextResult, *, one: bool) -> bytes:
+    rows = []
+    for scores in result.values.tolist():
+        named = [
+            {"score": score, "label": label} for score, label in zip(scores, result.labels, strict=False)
+        ]
+        rows.append(sorted(named, key=lambda each: -each["score"]))
+    return dumps(rows[0] if one else rows)
+
+
+def info(found: Sequence[pb.ModelMetadataResponse], parts: Mapping[str, str]) -> bytes:
+    """Answer with what is known of the only model with a task; 404 without one, or with several."""
+    models = [model for model in found if "task" in model.properties]
+    if len(models) != 1:
+        raise HttpError(
+            404, f"the server has {len(models)} models for texts, and /info describes the only one"
+        )
+    properties = models[0].properties
+    labels = json.loads(properties.get("labels", "[]"))
+    details: Mapping[str, Any] = {}
+    if labels:
+        details = {
+            "id2label": {str(at): label for at, label in enumerate(labels)},
+            "label2id": {label: at for at, label in enumerate(labels)},
+        }
+    return json_response(
+        {
+            "model_id": models[0].name,
+            "model_sha": None,
+            "model_dtype": "float32",
+            "model_type": {_TYPES[properties["task"]]: details},
+            "max_client_batch_size": int(properties.get("max_request_rows", 1)),
+            "auto_truncate": True,
+        }
+    )

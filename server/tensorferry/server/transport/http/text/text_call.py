@@ -1,0 +1,127 @@
+"""A call of a text endpoint, between its dialect and the model that answers it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.errors import truncate
+from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.json_fields import Fields
+
+# The most texts of a call, as OpenAI has it.
+MAX_TEXTS = 2048
+_TOKEN_IDS = (
+    "token ids are not taken, because they are those of another tokenizer; send strings (LangChain's OpenAIEmbeddings does "
+    "with check_embedding_ctx_length=False)"
+)
+
+
+class TextResult(NamedTuple):
+    """What a model gave for the texts of a call, in their order.
+
+    `values` are FP32: vectors, scores or scores of classes, one row a text. `tokens` is their number in all texts, 0 if the
+    model does not say. `labels` are the names of classes.
+    """
+
+    model: str
+    values: npt.NDArray[np.float32]
+    tokens: int
+    labels: Sequence[str]
+
+
+class TextCall(NamedTuple):
+    """Texts for a model with a task.
+
+    `model` is its name, "" for the only model with the task. `columns` has the texts of each input: one, or two for pairs.
+    `output` is the output that is wanted, "" for that of the task. `answer` returns the JSON of the response.
+    """
+
+    task: str
+    model: str
+    columns: tuple[Sequence[str], ...]
+    answer: Callable[[TextResult], bytes]
+    output: str = ""
+
+
+TextEndpoint = Callable[[Fields], TextCall]
+
+
+def model_in(fields: Fields) -> str:
+    """Return the model that a body names; "" if it names none."""
+    name = fields.get("model") or ""
+    if not isinstance(name, str):
+        raise HttpError(400, f"'model' is {truncate(str(name))}; it must be a string")
+    return name
+
+
+def names_of(model: pb.ModelMetadataResponse) -> Sequence[str]:
+    """Return the names by which clients of the text endpoints know a model."""
+    return (model.name, *json.loads(model.properties.get("served_as", "[]")))
+
+
+def texts_in(fields: Fields, name: str) -> Sequence[str]:
+    """Return the texts in a field, which has one or a list."""
+    given: Any = fields.get(name)
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list):
+        raise HttpError(400, f"{name!r} must be a string or a list of strings")
+    check_texts(texts, name)
+    return texts
+
+
+def check_texts(texts: Sequence[Any], name: str) -> None:
+    """Raise HttpError unless these are between one and `MAX_TEXTS` strings."""
+    if not 0 < len(texts) <= MAX_TEXTS:
+        raise HttpError(400, f"{name!r} has {len(texts)} texts; it must have 1 to {MAX_TEXTS}")
+    kinds = set(map(type, texts))
+    if kinds == {str}:
+        return
+    if kinds <= {int, list}:
+        raise HttpError(400, f"{name!r}: {_TOKEN_IDS}")
+    raise HttpError(400, f"{name!r} must be a string or a list of strings")
+
+
+def flag_in(fields: Fields, name: str, *, default: bool = False) -> bool:
+    """Return a boolean field."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise HttpError(400, f"{name!r} is {truncate(str(value))}; it must be true or false")
+    return value
+
+
+def number_in(fields: Fields, name: str) -> int | None:
+    """Return a field with an integer of at least 1; None if it is not given."""
+    value = fields.get(name)
+    if value is not None and (type(value) is not int or value < 1):
+        raise HttpError(400, f"{name!r} is {truncate(str(value))}; it must be an integer of at least 1")
+    return value
+
+
+def shortened(vectors: npt.NDArray[np.float32], dimensions: int | None) -> npt.NDArray[np.float32]:
+    """Return the first `dimensions` numbers of each vector, scaled to length 1."""
+    if dimensions is None or dimensions == vectors.shape[1]:
+        return vectors
+    if dimensions > vectors.shape[1]:
+        raise HttpError(
+            400, f"'dimensions' is {dimensions}, but the model's vectors have {vectors.shape[1]} numbers"
+        )
+    cut = vectors[:, :dimensions]
+    lengths = np.linalg.norm(cut, axis=1, keepdims=True)
+    shorter: npt.NDArray[np.float32] = cut / np.maximum(lengths, np.float32(1e-12))
+    return shorter
+
+
+def vectors_as_json(vectors: npt.NDArray[np.float32]) -> list[str]:
+    """Return each vector as a JSON list. Nine digits give back the same FP32 number."""
+    if not np.isfinite(vectors).all():
+        raise HttpError(500, "the model gave a vector that is not finite, which JSON cannot have")
+    form = "[" + ",".join(["%.9g"] * vectors.shape[1]) + "]"
+    return [form % tuple(vector) for vector in vectors.tolist()]

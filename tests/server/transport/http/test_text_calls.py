@@ -1,0 +1,70 @@
+"""Bodies of text endpoints: whatever they are, they become texts for a model, or an error of the client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.text import openai, rerank, tei
+from tensorferry.server.transport.http.text.text_call import TextEndpoint, TextResult, vectors_as_json
+
+ENDPOINTS: dict[str, tuple[TextEndpoint, dict[str, Any]]] = {
+    "embeddings": (openai.embeddings, {"input": ["a", "b"], "encoding_format": "float", "dimensions": 2}),
+    "embed": (tei.embed, {"inputs": ["a", "b"], "dimensions": 1, "truncation_direction": "right"}),
+    "predict": (tei.predict, {"inputs": [["a", "b"], ["c", "d"]], "raw_scores": True}),
+    "rerank": (rerank.rerank, {"query": "q", "documents": ["a", {"text": "b"}], "top_n": 1}),
+    "texts": (rerank.rerank, {"query": "q", "texts": ["a", "b"], "return_text": True}),
+    "score": (rerank.score, {"text_1": "a", "text_2": ["b", "c"]}),
+}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3000) | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["text", "x"]), inner, max_size=2)
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+@given(data=st.data())
+def test_any_json_is_texts_or_an_error(name: str, data: st.DataObject) -> None:
+    endpoint, body = ENDPOINTS[name]
+    changes = data.draw(st.dictionaries(st.sampled_from([*body, "model", "prompt_name"]), JSON))
+    check(endpoint, {**body, **changes})
+
+
+def check(endpoint: TextEndpoint, fields: dict[str, Any]) -> None:
+    try:
+        call = endpoint(fields)
+    except HttpError as error:
+        if error.status != 400:
+            raise
+        return
+    count = len(call.columns[0])
+    assert 0 < count <= 2048
+    assert all(len(column) == count and set(map(type, column)) == {str} for column in call.columns)
+    values = np.linspace(0, 1, 4 * count, dtype=np.float32).reshape(count, 4)
+    try:
+        call.answer(TextResult("m", values if call.task != "rerank" else values[:, 0], 3, "abcd"))
+    except HttpError as error:
+        # More dimensions than the model has are one of the client.
+        if error.status != 400:
+            raise
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
+def test_text_gives_back_the_same_numbers(numbers: list[float]) -> None:
+    (text,) = vectors_as_json(np.array([numbers], np.float32))
+    back = np.array([float(each) for each in text[1:-1].split(",")], np.float32)
+    assert back.tobytes() == np.array(numbers, np.float32).tobytes()
+
+
+def test_what_json_cannot_have_is_an_error_of_the_model() -> None:
+    with pytest.raises(HttpError) as failed:
+        vectors_as_json(np.array([[1, np.nan]], np.float32))
+    assert failed.value.status == 500
