@@ -69,9 +69,14 @@ def measured(
     """Return the results of a load of these calls in turn, which ends after `answers` if given. LoadError if a call fails."""
     load = load_of(bench, serving, calls, shape, seconds, warm_up)
     row = bench.measured(serving, replace(load, calls=answers))
+    check_all_answered(row)
+    return row
+
+
+def check_all_answered(row: Mapping[str, Any]) -> None:
+    """Raise LoadError if a call failed."""
     if row["errors"] or row["unanswered"]:
         raise LoadError(f"{row['errors']} errors, {row['unanswered']} unanswered: {row['last_message']}")
-    return row
 
 
 @contextmanager

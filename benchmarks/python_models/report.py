@@ -110,6 +110,9 @@ def _text(rows: Sequence[Row]) -> Iterator[Ratio]:
     yield Ratio("texts/s, tokenizer and encoder", "the encoder alone", 0.93, equal)
     mixed = divided(rates(text.MIXED, text.EMBED), rates(text.MIXED, text.ARRIVAL))
     yield Ratio("texts/s, mixed lengths, batches by length", "arrival order", 1.25, mixed)
+    for encoding, wanted in zip(text.ENCODINGS, (0.95, 0.8), strict=True):
+        over = divided(rates(text.ENDPOINT, encoding), rates(text.ENDPOINT, text.GRPC))
+        yield Ratio(f"texts/s, /v1/embeddings, {encoding}", "the same call over gRPC", wanted, over)
     for count, wanted in zip(text.LARGE, (1.2, 1.3, 1.3), strict=True):
         sorted_rows = divided(rates(count, text.EMBED), rates(count, text.ARRIVAL))
         yield Ratio(
@@ -197,6 +200,9 @@ def _text_table(rows: Sequence[Row]) -> str:
         (text.MIXED, text.EMBED): "mixed lengths, batches by length",
         (text.MIXED, text.ARRIVAL): "mixed lengths, arrival order",
     }
+    for name in (text.GRPC, *text.ENCODINGS):
+        over = "gRPC" if name == text.GRPC else f"/v1/embeddings, {name}"
+        names[text.ENDPOINT, name] = f"{text.EQUAL_TOKENS} tokens each, over {over}"
     for count in text.LARGE:
         names[count, text.EMBED] = f"mixed lengths, {count} a call, sorted by length"
         names[count, text.ARRIVAL] = f"mixed lengths, {count} a call, arrival order"

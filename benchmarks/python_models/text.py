@@ -5,7 +5,9 @@ Texts come one a call, or many.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from python_models.calls import Call, app_command, measured, started
+from python_models.calls import Call, app_command, check_all_answered, load_of, measured, started
 from serving.load import shape_of
 from serving.measure import Bench
 from serving.peers.settings import session_options
@@ -24,7 +26,8 @@ Row = Mapping[str, Any]
 PART = "text"
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "embeddings" / "model"
 ENCODER, EMBED, ARRIVAL = "encoder", "embed", "arrival"
-EQUAL, MIXED = "equal", "mixed"
+EQUAL, MIXED, ENDPOINT = "equal", "mixed", "endpoint"
+GRPC, ENCODINGS = "gRPC", ("base64", "float")
 EQUAL_TOKENS = 32
 SHORTEST, LONGEST = 3, 128
 IN_FLIGHT = 64
@@ -32,6 +35,7 @@ IN_FLIGHT = 64
 LARGE = (64, 256, 1024)
 _TEXTS = 256
 _CHECKED = 8
+_FIGURES = ("rate", "p50_ms", "p99_ms", "cpu_us_per_answer", "other_cores")
 _SECONDS, _WARM_UP = 8.0, 1.5
 # Texts in all large calls of one measurement, and the seconds that it may take.
 _LARGE_TEXTS, _LARGE_SECONDS = 2048, 300.0
@@ -101,20 +105,49 @@ def measure(bench: Bench, number: int, shortened: float) -> Iterator[Row]:
     ]
     checked.append(large(all_calls[MIXED][EMBED], LARGE[0]))
     loads = [(EQUAL, ENCODER), (EQUAL, EMBED), (MIXED, EMBED), (MIXED, ARRIVAL)]
-    with started(bench, app_command("text"), "", {"SERVING_BENCH_MODEL": str(FOLDER)}, checked) as serving:
+    http = bench.spare_port
+    command = [*app_command("text"), "--http-port", str(http)]
+    with started(bench, command, "", {"SERVING_BENCH_MODEL": str(FOLDER)}, checked) as serving:
         for kind, model in loads[::-1] if number % 2 else loads:
             some = all_calls[kind][model]
             shape = shape_of("unary", IN_FLIGHT, False)
             row = measured(bench, serving, some, shape, _SECONDS * shortened, _WARM_UP * shortened)
-            figures = {
-                name: row[name] for name in ("rate", "p50_ms", "p99_ms", "cpu_us_per_answer", "other_cores")
-            }
+            figures = {name: row[name] for name in _FIGURES}
             print(
                 f"text, {kind} lengths, {model:8s} {row['rate']:7.0f}/s  p50 {row['p50_ms']:.1f} ms",
                 flush=True,
             )
             yield {"part": PART, "round": number, "model": model, "lengths": kind, **figures}
+        yield from _measure_endpoint(bench, serving, http, all_calls[EQUAL][EMBED][0], number, shortened)
         yield from _measure_large(bench, serving, all_calls[MIXED], number, shortened)
+
+
+def _measure_endpoint(
+    bench: Bench, serving: Running, http: int, call: Call, number: int, shortened: float
+) -> Iterator[Row]:
+    """Yield the texts per second of /v1/embeddings in each encoding, and of the same call over gRPC."""
+    over_grpc = load_of(bench, serving, [call], shape_of("unary", IN_FLIGHT, False), _SECONDS, _WARM_UP)
+    loads = {GRPC: over_grpc}
+    for encoding in ENCODINGS:
+        fields = {"model": EMBED, "input": call.inputs["text"].item(), "encoding_format": encoding}
+        body = bench.cache / "bodies" / f"python-{encoding}"
+        body.write_text(json.dumps(fields))
+        loads[encoding] = replace(
+            over_grpc,
+            port=http,
+            path="/v1/embeddings",
+            body=body,
+            shape=shape_of("unary", IN_FLIGHT, True),
+            content_type="application/json",
+            least_bytes=call.answer.nbytes,
+        )
+    for name in list(loads)[::-1] if number % 2 else loads:
+        load = replace(loads[name], seconds=_SECONDS * shortened, warm_up=_WARM_UP * shortened)
+        row = bench.measured(serving, load)
+        check_all_answered(row)
+        figures = {field: row[field] for field in _FIGURES}
+        print(f"text, one call over {name:8s} {row['rate']:7.0f}/s  p50 {row['p50_ms']:.1f} ms", flush=True)
+        yield {"part": PART, "round": number, "model": name, "lengths": ENDPOINT, **figures}
 
 
 def _measure_large(

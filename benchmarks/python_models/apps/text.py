@@ -24,7 +24,7 @@ encoder = onnx(
     pad_values=dict.fromkeys(_TENSORS, 0),
 )
 # By its name, so that the encoder alone and the one behind the tokenizer are the same.
-embed = pipeline("embed", tokenizer(_TOKENIZER), "encoder")
+embed = pipeline("embed", tokenizer(_TOKENIZER), "encoder", task="embedding")
 
 _padding = Tokenizer.from_file(str(_TOKENIZER))
 _padding.enable_padding()
