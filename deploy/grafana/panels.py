@@ -164,6 +164,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
                 Query(f"sum (tensorferry_running_requests{{{MODEL}}})", "running"),
                 Query(f"sum (tensorferry_open_streams{{{SERVER}}})", "open streams"),
                 Query(f"sum (tensorferry_call_threads{{{SERVER}}})", "threads for calls"),
+                Query(f"sum (tensorferry_http_connections{{{SERVER}}})", "HTTP connections"),
             ],
         ),
     ],

@@ -6,6 +6,8 @@ import subprocess
 import threading
 import urllib.request
 from collections.abc import Callable
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -123,6 +125,16 @@ def test_failures_cancels_and_refusals(serve: Serve, probe_model: Path) -> None:
     assert ended["tensorferry_requests_accepted_total"] == 2
     failed = {r: ended[f"nv_inference_request_failure_total{{reason={r}}}"] for r in ("CANCELED", "REJECTED")}
     assert failed == {"CANCELED": 2, "REJECTED": 2}
+
+
+def test_connections_of_http(serve: Serve, probe_model: Path) -> None:
+    server = serve(probe_model, "--metrics-port", 0, "--http-port", 0)
+    assert scrape(server)["tensorferry_http_connections"] == 0
+    with closing(HTTPConnection(server.ready["http"].removeprefix("http://"))) as client:
+        client.request("GET", "/v2/health/live")
+        assert client.getresponse().read() == b'{"live":true}'
+        assert scrape(server)["tensorferry_http_connections"] == 1
+    scrape_until(server, lambda found: found["tensorferry_http_connections"] == 0)
 
 
 def test_refusals_before_a_queue_and_open_streams(serve: Serve, probe_model: Path) -> None:

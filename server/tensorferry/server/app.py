@@ -288,6 +288,7 @@ class App:
             ready=self._service.ready,
             open_streams=self._grpc.open_streams,
             call_threads=self._grpc.call_threads,
+            http_connections=0 if self._http is None else self._http.connections,
             unsent_bytes=self._transports.unread.total,
             refused=self._service.refused,
             processes=self._processes(),

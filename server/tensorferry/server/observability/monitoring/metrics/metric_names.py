@@ -174,6 +174,7 @@ class ServerMetric(MetricName):
         "gauge",
         "Threads in the pools for calls, started on demand; idle threads end after 10 seconds",
     )
+    HTTP_CONNECTIONS = ("http_connections", "gauge", "Open connections of --http-port")
 
 
 class ProcessMetric(MetricName):

@@ -73,8 +73,8 @@ class ServerStatistics:
 
     `refused` counts by code the requests that were answered before they reached a model's queue. `transport` names
     the transport of the inference methods. `unsent_bytes` is the size of responses that clients have yet to read.
-    `call_threads` counts threads in the pools for calls, which are started on demand. `processes` is empty if one process
-    does all.
+    `call_threads` counts threads in the pools for calls, which are started on demand. `http_connections` are those of
+    --http-port. `processes` is empty if one process does all.
     """
 
     release: str
@@ -82,6 +82,7 @@ class ServerStatistics:
     ready: bool
     open_streams: int = 0
     call_threads: int = 0
+    http_connections: int = 0
     unsent_bytes: int = 0
     refused: Mapping[grpc.StatusCode, int] = field(default_factory=dict)
     processes: Sequence[ProcessStatus] = ()
@@ -182,6 +183,7 @@ def server_families(server: ServerStatistics) -> Sequence[Metric]:
     found[ServerMetric.OPEN_STREAMS].add_metric((), server.open_streams)
     found[ServerMetric.UNSENT_BYTES].add_metric((), server.unsent_bytes)
     found[ServerMetric.CALL_THREADS].add_metric((), server.call_threads)
+    found[ServerMetric.HTTP_CONNECTIONS].add_metric((), server.http_connections)
     for code in dict.fromkeys((*_CODES, *server.refused)):
         found[ServerMetric.CALLS_REFUSED].add_metric((code.name,), server.refused.get(code, 0))
     return list(found.values())
