@@ -110,8 +110,8 @@ def test_a_device_that_often_changes_its_speed_seldom_runs_the_worst_sizes() -> 
             answered += rows
             # Without the changes of speed.
             seconds += rising(rows)
-    # 0.78 if each change forgot all times.
-    assert answered / seconds >= 0.82 * best_rate(rising)
+    # 0.78 if each change forgot all times, 0.86 if it scaled them.
+    assert answered / seconds >= 0.97 * best_rate(rising)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_wrong_warm_up_is_corrected(curve: Curve, wrong: Curve) -> None:
 
 
 def test_a_slower_device_does_not_make_full_batches_as_large_as_possible() -> None:
-    """All times are then learned again, and the first size that ran is the best of those known."""
+    """Costs of sizes are compared at the same speed, so a size that ran before the change is no better than now."""
     callers = Callers()
     callers.rate(rising, 20)
     found = set()

@@ -5,6 +5,10 @@ bistable. Once a queue has formed, batches grow and the capacity falls below the
 
 The size decides which batches run, and so what is measured. Therefore other sizes are tried at times, if the queue has
 the rows. Only sizes that ran are compared: a time that is guessed from a line may look better than any.
+
+Devices change their speed, by their clock or by other work of the machine, and a size that seldom runs would be compared with
+others at another speed. So a time is the product of two numbers: the cost of a row in a batch of this size, and the speed.
+The batches that run most say what the speed is, and the others what their size costs at that speed.
 """
 
 from __future__ import annotations
@@ -33,10 +37,12 @@ _SAMPLES_WANTED, _HOPELESS = 3, 1.25
 _FIRST_BATCHES, _FIRST_SECONDS, _BATCHES_BETWEEN = 32, 2.0, 4
 # A size is tried only if the first deadline is this many usual batches later than the queue needs.
 _BATCHES_TO_SPARE = 2
-# A time per row is a mean over about this many batches. Times have changed if this many samples in a row are longer, or
-# shorter, than their means by this factor; or if a size that is tried again is faster by `_FASTER`.
-_MEAN_OF = 16
-_CHANGED_RUN, _DEVIATION, _FASTER = 6, 1.25, 2.0
+# A cost is a mean over about this many batches. Samples that exceed it, or fall below it, by `_DEVIATION` count as that much,
+# unless so many come in a row that the speed must have changed.
+_MEAN_OF, _DEVIATION, _CHANGED_RUN = 8, 1.25, 3
+# The share of a sample in the speed; and a change of speed after which all costs are learned again, because the curve may be
+# another.
+_SPEED_SHARE, _ANOTHER_CURVE = 0.25, 4.0
 
 
 def powers_of_two(most: int) -> tuple[int, ...]:
@@ -45,9 +51,12 @@ def powers_of_two(most: int) -> tuple[int, ...]:
 
 
 class _Size(NamedTuple):
-    """What is known of a batch size: mean seconds per row, the number of samples, and when the last one ran."""
+    """What is known of a batch size: the mean cost of a row, the number of samples, and when the last one ran.
 
-    row_seconds: float
+    A row takes `cost` times `PayingRows._speed` seconds.
+    """
+
+    cost: float
     samples: int
     ran: float
 
@@ -72,16 +81,18 @@ class PayingRows:
     Not thread-safe: the owner's lock guards it.
     """
 
-    __slots__ = ("_began", "_run", "_seen", "_sizes", "_trial_at", "rows", "trial")
+    __slots__ = ("_began", "_began_speed", "_run", "_seen", "_sizes", "_speed", "_trial_at", "rows", "trial")
 
     def __init__(self, max_batch_size: int) -> None:
         self._sizes = powers_of_two(max_batch_size)
         self._seen: dict[int, _Size] = {}
         # Samples in a row that were longer (positive) or shorter (negative) than expected by `_DEVIATION`.
         self._run = 0
+        # In seconds per cost: now, and when all costs began to be learned.
+        self._speed = self._began_speed = 1.0
         # No size is tried before this time; inf until a batch ran.
         self._trial_at = math.inf
-        # When the first batch ran, or times changed.
+        # When the first batch ran, or all costs began to be learned again.
         self._began = 0.0
         # The size that pays; the maximum while nothing else is known.
         self.rows = max_batch_size
@@ -92,67 +103,37 @@ class PayingRows:
         """Learn a batch of `rows` rows that delayed the next one by `seconds`."""
         if not seconds:
             return
-        size, sample = self._nearest(rows), (seconds + _OVERHEAD_SECONDS) / rows
+        size, row_seconds = self._nearest(rows), (seconds + _OVERHEAD_SECONDS) / rows
         if self._trial_at == math.inf:
             self._trial_at = now + min(_FIRST_BATCHES * seconds, _FIRST_SECONDS)
             self._began = now
-        mean, samples, _ = self._seen.get(size, _NEW)
-        if self._changed(size, sample, mean, samples):
-            self._change(size, sample, now)
-            # After a run of samples this one is not an outlier.
-            samples, mean = (_SAMPLES_WANTED - 1 if abs(self._run) >= _CHANGED_RUN else 0), sample
-            self._run = 0
-        elif size == self.trial and sample < mean:
-            if samples < _SAMPLES_WANTED:
-                self._shorten(size, sample / mean)
-            if sample * _DEVIATION < mean:
-                # The samples before were delayed.
-                samples = 0
-        samples = min(samples + 1, _MEAN_OF)
-        if samples > _SAMPLES_WANTED:
-            sample = min(max(sample, mean / _DEVIATION), mean * _DEVIATION)
-            mean += (sample - mean) / samples
-        else:
-            # Chance delays a batch and does not hasten it.
-            mean = sample if samples == 1 else min(sample, mean)
-        self._seen[size] = _Size(mean, samples, now)
+            self._speed = self._began_speed = row_seconds
+        known = self._seen.get(size, _NEW)
+        cost = row_seconds / self._speed
+        if size != self.trial:
+            self._count_run(cost, known)
+            if known.samples == _MEAN_OF:
+                self._learn_speed(cost / known.cost, now)
+                # The cost itself stays, because the same change cannot count twice.
+                cost = known.cost
+        self._seen[size] = _learned(known, cost, now)
         self.rows = self._best()
 
-    def _change(self, size: int, row_seconds: float, now: float) -> None:
-        """Scale the times of all sizes, because `size` takes `row_seconds` for a row now. Sizes near the best are tried soon.
-
-        Either the device has changed its speed, which keeps the ratios of the sizes, or the curve is another. Smaller sizes
-        cost little to try, so they must be measured again. Larger ones keep the square root of their ratio. If they were
-        forgotten, the worst sizes would run after each change of speed.
-        """
-        known = self._seen[size].row_seconds
-        for other, seen in self._seen.items():
-            if other > size:
-                ratio = math.sqrt(seen.row_seconds / known)
-                samples = min(seen.samples, _SAMPLES_WANTED - 1)
-            else:
-                ratio, samples = 1.0, 0
-            self._seen[other] = _Size(ratio * row_seconds, samples, seen.ran)
-        self._trial_at = self._began = now
-
-    def _shorten(self, size: int, factor: float) -> None:
-        """Scale the times of larger sizes, because `size` was faster than expected, which shows that the curve is another."""
-        for other, seen in self._seen.items():
-            if other > size and seen.samples < _SAMPLES_WANTED:
-                self._seen[other] = seen._replace(row_seconds=seen.row_seconds * factor)
-
-    def _changed(self, size: int, sample: float, mean: float, samples: int) -> bool:
-        """Return whether the times of all sizes have changed, as far as this sample shows."""
-        if size == self.trial and sample * _FASTER < mean:
-            return True
-        if samples < _SAMPLES_WANTED:
-            return False
-        if mean / _DEVIATION <= sample <= mean * _DEVIATION:
-            self._run = 0
-            return False
-        side = 1 if sample > mean else -1
+    def _count_run(self, cost: float, known: _Size) -> None:
+        side = (cost > known.cost * _DEVIATION) - (cost * _DEVIATION < known.cost) if known.samples else 0
         self._run = self._run + side if self._run * side > 0 else side
-        return abs(self._run) >= _CHANGED_RUN
+
+    def _learn_speed(self, factor: float, now: float) -> None:
+        """Learn the speed of a batch that took `factor` times as long as expected."""
+        if abs(self._run) >= _CHANGED_RUN:
+            self._speed *= factor
+            self._run = 0
+        else:
+            self._speed *= _bounded(factor) ** _SPEED_SHARE
+        if not 1 / _ANOTHER_CURVE <= self._speed / self._began_speed <= _ANOTHER_CURVE:
+            self._seen.clear()
+            self._began_speed = self._speed
+            self._trial_at = self._began = now
 
     def _nearest(self, rows: int) -> int:
         """Return the size that a batch of `rows` rows counts as: the nearest, by ratio."""
@@ -182,8 +163,8 @@ class PayingRows:
 
     @property
     def row_seconds(self) -> Mapping[int, float]:
-        """The seconds per row by size, of those that ran since the times last changed, or are larger than one that did."""
-        return {size: seen.row_seconds for size, seen in self._seen.items() if seen.samples}
+        """The seconds per row by size, of those that ran."""
+        return {size: seen.cost * self._speed for size, seen in self._seen.items()}
 
     def next_rows(self, queued: int, slack: float, now: float, expected: Callable[[int], float]) -> int:
         """Return the most rows of the next batch, while `queued` rows are queued: the size that pays, or one to try.
@@ -198,7 +179,7 @@ class PayingRows:
         seen = self._seen.get(usual)
         if seen is None:
             return self.rows
-        usual_seconds = seen.row_seconds * usual
+        usual_seconds = seen.cost * self._speed * usual
         self._trial_at = now + _BATCHES_BETWEEN * usual_seconds
         # A trial must not make requests late, which wait behind it.
         if slack >= (queued / usual + _BATCHES_TO_SPARE) * usual_seconds:
@@ -207,24 +188,36 @@ class PayingRows:
 
     def _size_to_try(self, queued: int, usual: int, now: float, expected: Callable[[int], float]) -> int:
         """Return the smallest size that is due to be tried in place of the usual one; 0 for none."""
-        usual_row_seconds = self._seen[usual].row_seconds
+        row_seconds, usual_row_seconds = self.row_seconds, self._seen[usual].cost * self._speed
         for size in self._sizes:
             if size > queued:
                 break
             if size == usual:
                 continue
-            known = self._seen.get(size) or _Size(expected(size) / size, 0, self._began)
+            seconds = row_seconds.get(size) or expected(size) / size
+            _, samples, ran = self._seen.get(size) or _Size(0.0, 0, self._began)
             early = size <= _EARLY_ROWS * usual
-            if (
-                early
-                and known.samples < _SAMPLES_WANTED
-                and known.row_seconds <= _HOPELESS * usual_row_seconds
-            ):
+            if early and samples < _SAMPLES_WANTED and seconds <= _HOPELESS * usual_row_seconds:
                 return size
-            pause = known.row_seconds * size * len(self._sizes) / _TRIAL_SHARE
-            if early and known.row_seconds <= _FAR * usual_row_seconds:
-                loss = (known.row_seconds - usual_row_seconds) * size
-                pause = min(pause, max(known.ran - self._began, loss / _EARLY_SHARE, _EARLY_SECONDS))
-            if now >= known.ran + pause:
+            pause = seconds * size * len(self._sizes) / _TRIAL_SHARE
+            if early and seconds <= _FAR * usual_row_seconds:
+                loss = (seconds - usual_row_seconds) * size
+                pause = min(pause, max(ran - self._began, loss / _EARLY_SHARE, _EARLY_SECONDS))
+            if now >= ran + pause:
                 return size
         return 0
+
+
+def _learned(known: _Size, cost: float, now: float) -> _Size:
+    """Return what is known of a size after another sample."""
+    if not known.samples or (known.samples < _SAMPLES_WANTED and cost * _DEVIATION < known.cost):
+        # Chance delays a batch and does not hasten it, so the samples before were delayed.
+        return _Size(cost, 1, now)
+    if known.samples >= _SAMPLES_WANTED:
+        cost = known.cost * _bounded(cost / known.cost)
+    samples = min(known.samples + 1, _MEAN_OF)
+    return _Size(known.cost + (cost - known.cost) / samples, samples, now)
+
+
+def _bounded(factor: float) -> float:
+    return min(max(factor, 1 / _DEVIATION), _DEVIATION)
