@@ -82,10 +82,10 @@ class ServerStatistics:
     ready: bool
     open_streams: int = 0
     call_threads: int = 0
-    http_connections: int = 0
     unsent_bytes: int = 0
     refused: Mapping[grpc.StatusCode, int] = field(default_factory=dict)
     processes: Sequence[ProcessStatus] = ()
+    http_connections: int = 0
 
 
 class Metrics:
