@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -246,15 +247,17 @@ class App:
 
     def _serve_http(self, listening: socket.socket) -> None:
         # Imported here, because few servers need it.
-        from tensorferry.server.transport.http.server import HttpServer
+        from tensorferry.server.transport.http.application import InferenceApplication
+        from tensorferry.server.transport.http.server import ConnectionLimits, HttpServer
 
+        shared = self._transports
         self._http = HttpServer(
             listening,
-            self._service,
-            self._extensions,
-            self._transports,
+            partial(InferenceApplication, self._service, self._extensions, shared, listening),
+            unread=shared.unread,
+            tls=shared.tls,
+            limits=ConnectionLimits(self.config.max_connections),
             grpc_address=lambda: self.address,
-            max_connections=self.config.max_connections,
         )
         self._http.start()
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from random import Random
@@ -26,6 +27,7 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.methods.core import CoreMethods
 from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.system.threads import HandlerThreads
+from tensorferry.server.transport.http.application import InferenceApplication
 from tensorferry.server.transport.http.connection import Connection, Exchange
 from tensorferry.server.transport.http.server import HttpServer
 from tensorferry.server.transport.transport_state import TransportState
@@ -70,7 +72,8 @@ class _Server(HttpServer):
         self.due: deque[None] = deque()
         self.error: Any = None
         self._loop.set_exception_handler(self._note)
-        for calls in (self._inferences, self._methods):
+        application: Any = self.application
+        for calls in (application.inferences, application.methods):
             calls.close()
             calls._threads = _AtOnce()
 
@@ -195,11 +198,16 @@ class HttpTarget(Target):
         config = ServerConfig(models=(), max_message_bytes=_MAX_BODY)
         self._shared = TransportState(config)
         listening = socket.create_server(("127.0.0.1", 0))
-        methods = [
+        methods: list[Any] = [
             CoreMethods(service, self._world.registry, version="1"),
             StatisticsMethods(self._world.registry),
         ]
-        self._server = _Server(listening, service, methods, self._shared, grpc_address=lambda: "here")
+        self._server = _Server(
+            listening,
+            partial(InferenceApplication, service, methods, self._shared, listening),
+            unread=self._shared.unread,
+            grpc_address=lambda: "here",
+        )
         # The answers to the good requests, by what is read of them.
         self._good: dict[Any, bytes] = {}
         for request in (_BEFORE, _AFTER):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import asyncio.constants
 import errno
 import os
 import socket
@@ -20,7 +22,6 @@ from support.server.rig import PATIENCE
 
 from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
-from tensorferry.server.observability.monitoring import http_server
 from tensorferry.server.observability.monitoring.http_server import MetricsServer
 from tensorferry.server.system import threads as server_threads
 from tensorferry.server.system.addresses import listen_for_metrics
@@ -180,7 +181,7 @@ def run_on_polling_thread(app: App, function: Callable[[], None], monkeypatch: p
 
 
 def test_the_metrics_server_recovers_if_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "_ACCEPT_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(asyncio.constants, "ACCEPT_RETRY_DELAY", 0.01)
     server = MetricsServer(listen_for_metrics("127.0.0.1", 0), lambda accept: (b"page", accept))
     accepts, tries = socket.socket.accept, 0
 

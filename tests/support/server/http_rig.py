@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from support.server.rig import PATIENCE
@@ -17,7 +18,8 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.methods.core import CoreMethods
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.system.addresses import listen_for_http
-from tensorferry.server.transport.http.server import HttpServer
+from tensorferry.server.transport.http.application import InferenceApplication
+from tensorferry.server.transport.http.server import ConnectionLimits, HttpServer
 from tensorferry.server.transport.transport_state import TransportState
 
 
@@ -134,11 +136,11 @@ def served_http(
     extensions: Sequence[Any] = [CoreMethods(service, registry, version="1.2.3")]
     server = HttpServer(
         listening,
-        service,
-        extensions,
-        shared,
+        partial(InferenceApplication, service, extensions, shared, listening),
+        unread=shared.unread,
+        tls=shared.tls,
+        limits=ConnectionLimits(config.max_connections),
         grpc_address=lambda: "127.0.0.1:8001",
-        max_connections=config.max_connections,
     )
     server.start()
     served = ServedHttp(server, service, listening.getsockname()[1])

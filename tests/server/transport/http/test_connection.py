@@ -234,8 +234,22 @@ def test_calls_and_connections_are_limited(serve: Serve) -> None:
     second.send(post(INFER, request("s")))
     answer = second.read()
     assert (answer.status, answer.headers["retry-after"]) == (429, "1")
-    third = served.client().read()
-    assert (third.status, "too many connections" in third.error) == (503, True)
+    # The one that is idle makes room for another.
+    third = served.client()
+    assert second.ended()
+    third.send(get("/v2/health/live"))
+    assert third.read().status == 200
+    served.service.answer("r")
+    assert first.read().status == 200
+
+
+def test_a_connection_is_refused_while_all_are_busy(serve: Serve) -> None:
+    served = serve(max_connections=1)
+    first = served.client()
+    first.send(post(INFER, request("r")))
+    served.service.await_received(1)
+    second = served.client().read()
+    assert (second.status, "too many connections" in second.error) == (503, True)
     served.service.answer("r")
     assert first.read().status == 200
 

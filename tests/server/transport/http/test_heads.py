@@ -10,10 +10,13 @@ import pytest
 
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.heads import Head, HeadCache, parse_head
+from tensorferry.server.transport.http.routes import routed
 
 
 def head(line: str = "POST /v2 HTTP/1.1", *fields: str, host: str = "Host: h") -> Head:
-    return parse_head("\r\n".join([line, *([host] if host else []), *fields, "", ""]).encode("latin-1"))
+    return parse_head(
+        "\r\n".join([line, *([host] if host else []), *fields, "", ""]).encode("latin-1"), routed
+    )
 
 
 def refused(*arguments: str, **options: str) -> tuple[int, str]:
@@ -114,7 +117,7 @@ def test_a_malformed_head_takes_no_more_time_than_its_length() -> None:
 
 
 def test_equal_heads_are_parsed_once_and_the_cache_is_bounded() -> None:
-    cache = HeadCache()
+    cache = HeadCache(routed)
     block = b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n"
     assert cache.get(block % 1) is cache.get(block % 1)
     first = cache.get(block % 2)
@@ -170,7 +173,7 @@ def test_what_both_accept_is_read_as_the_parser_of_node_reads_it() -> None:
         if block.find(b"\r\n\r\n") != len(block) - 4:
             continue
         try:
-            ours, theirs = parse_head(block), Read(block)
+            ours, theirs = parse_head(block, routed), Read(block)
         except (HttpError, httptools.HttpParserError):
             # What only one of both accepts is harmless: a proxy in front refuses it, or this server does.
             continue

@@ -11,8 +11,9 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
-from tensorferry.server.observability.monitoring.http_server import TEXT, HttpResponse, Route
+from tensorferry.server.observability.monitoring.http_server import HttpResponse, Route
 from tensorferry.server.observability.monitoring.status_report import StatusReport
+from tensorferry.server.transport.http.answers import TEXT
 
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)

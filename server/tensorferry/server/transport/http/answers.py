@@ -14,7 +14,7 @@ from tensorferry.server.status import Status, StatusCode
 from tensorferry.server.transport.http.error_forms import ErrorForm, v2_form
 from tensorferry.server.transport.http.errors import HttpError
 
-JSON, OCTETS = "application/json", "application/octet-stream"
+JSON, OCTETS, TEXT = "application/json", "application/octet-stream", "text/plain; charset=utf-8"
 
 # As Triton where it has the status. It has 503 for a full queue, where clients learn from 429 that they send too much.
 _STATUSES: Mapping[StatusCode, int] = {
@@ -63,8 +63,10 @@ def json_response(value: Any, status: int = 200) -> bytes:
 
 def error_response(error: HttpError, form: ErrorForm = v2_form) -> bytes:
     """Return the response of an error in the form of its path."""
-    body = form(error)
-    return response(body.status, dumps(body.fields), headers=body.headers)
+    status, content, headers = form(error)
+    if isinstance(content, str):
+        return response(status, content.encode(errors="backslashreplace"), TEXT, headers)
+    return response(status, dumps(content), headers=headers)
 
 
 def response_of(

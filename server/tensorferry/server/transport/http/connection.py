@@ -70,7 +70,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, owner: HttpServer) -> None:
         self._owner = owner
         self._transport: Any = None
-        self.peer = "unix:"
+        # The address without the port, and with it as gRPC writes it.
+        self.address, self.peer = "", "unix:"
         # Bytes that belong to no request yet.
         self._data = b""
         # The request whose body arrives: its head, and its parts or chunks.
@@ -99,6 +100,7 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=1, low=0)
         address = transport.get_extra_info("peername")
         if isinstance(address, tuple):
+            self.address = address[0]
             self.peer = (
                 f"ipv6:[{address[0]}]:{address[1]}"
                 if ":" in address[0]

@@ -23,10 +23,10 @@ _TEI_TYPES: Mapping[int, str] = {429: "Overloaded", 503: "Unhealthy"}
 
 
 class ErrorBody(NamedTuple):
-    """The status, the JSON object and further headers of an error."""
+    """The status, the JSON object, or the plain text, and further headers of an error."""
 
     status: int
-    fields: Mapping[str, Any]
+    content: Mapping[str, Any] | str
     headers: str
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from tensorferry.server.identity import Metadata
-from tensorferry.server.transport.http.error_forms import form_of
+from tensorferry.server.transport.http.error_forms import ErrorForm
 from tensorferry.server.transport.http.errors import HttpError
-from tensorferry.server.transport.http.routes import Target, refuse_web_pages, target_of
 
 MAX_HEAD_BYTES = 16 << 10
 _MAX_FIELDS = 100
@@ -27,17 +27,27 @@ _ONCE = frozenset(
 )
 
 
+class Routed(NamedTuple):
+    """What serves a request, or the error that answers it, and the form of its errors."""
+
+    target: Any
+    errors: ErrorForm
+
+
+# Returns this for a method, a path without its query, and the fields by their lower-case names.
+Router = Callable[[str, str, Mapping[str, str]], Routed]
+
+
 class Head:
     """The line and the fields of a request.
 
     `fields` have lower-case names. `length` is that of the body, unless it is `chunked`. `json_length` is the header
     Inference-Header-Content-Length, `timeout` the seconds of X-Request-Timeout; None without them. `is_old` means HTTP/1.0.
-    `target` is what serves the request, or the error that answers it. `path` is as it came, without the query. `errors` is
-    the form of its errors.
+    `target` and `errors` are as in `Routed`. `path` is as it came, without the query.
     """
 
     def __init__(
-        self, method: str, path: str, fields: Metadata, values: Mapping[str, str], minor: int, *, local: bool
+        self, method: str, path: str, fields: Metadata, values: Mapping[str, str], minor: int, route: Router
     ) -> None:
         self.method, self.path, self.fields = method, path, fields
         connection = {token.strip() for token in values.get("connection", "").lower().split(",")}
@@ -50,21 +60,11 @@ class Head:
         self.accepts_gzip = _accepts_gzip(values.get("accept-encoding", ""))
         self.json_length = _natural(values, "inference-header-content-length")
         self.timeout = _seconds(values.get("x-request-timeout"))
-        self.errors = form_of(path)
-        self.target: Target | HttpError
-        try:
-            target = target_of(method, path)
-            refuse_web_pages(method, target, values, local=local)
-            self.target = target
-        except HttpError as error:
-            self.target = error.with_traceback(None)
+        self.target, self.errors = route(method, path, values)
 
 
-def parse_head(block: bytes, *, local: bool = False) -> Head:
-    """Parse a head with its empty line. HttpError if it is malformed, or its meaning is not certain.
-
-    A `local` server takes only names of this machine as host.
-    """
+def parse_head(block: bytes, route: Router) -> Head:
+    """Parse a head with its empty line. HttpError if it is malformed, or its meaning is not certain."""
     if len(block) > MAX_HEAD_BYTES:
         raise HttpError(431, f"the headers have more than {MAX_HEAD_BYTES} bytes", close=True)
     line = _LINE.match(block)
@@ -96,21 +96,21 @@ def parse_head(block: bytes, *, local: bool = False) -> Head:
         if "content-length" in values or minor == b"0":
             raise HttpError(400, "Transfer-Encoding is given with Content-Length, or in HTTP/1.0", close=True)
     path = target.partition(b"?")[0].decode("ascii")
-    return Head(method.decode("ascii"), path, tuple(fields), values, int(minor), local=local)
+    return Head(method.decode("ascii"), path, tuple(fields), values, int(minor), route)
 
 
 class HeadCache:
     """Parsed heads by their bytes, because a client sends nearly the same head with each request. Not thread-safe."""
 
-    def __init__(self, *, local: bool = False) -> None:
-        self._local = local
+    def __init__(self, route: Router) -> None:
+        self._route = route
         self._heads: dict[bytes, Head] = {}
 
     def get(self, block: bytes) -> Head:
         """Return the head; `HttpError` as `parse_head`."""
         head = self._heads.get(block)
         if head is None:
-            head = parse_head(block, local=self._local)
+            head = parse_head(block, self._route)
             if len(block) <= _MAX_KEPT_BYTES:
                 if len(self._heads) >= _MAX_KEPT:
                     self._heads.clear()

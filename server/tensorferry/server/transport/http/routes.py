@@ -23,7 +23,9 @@ from tensorferry.server.identity import CONTROL
 from tensorferry.server.security.method_roles import required_role
 from tensorferry.server.system.addresses import names_this_machine
 from tensorferry.server.transport.http.answers import json_response, response
+from tensorferry.server.transport.http.error_forms import form_of
 from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.heads import Routed
 from tensorferry.server.transport.http.json_fields import Fields, object_in, set_parameter, value_of
 from tensorferry.server.transport.http.text import openai, rerank, tei
 from tensorferry.server.transport.http.text.text_call import TextEndpoint
@@ -88,7 +90,17 @@ def target_of(method: str, path: str) -> Target:
     raise HttpError(404, "Not Found")
 
 
-def refuse_web_pages(method: str, target: Target, fields: Mapping[str, str], *, local: bool) -> None:
+def routed(method: str, path: str, fields: Mapping[str, str], *, local: bool = False) -> Routed:
+    """Return what serves a request. A `local` server takes only names of this machine as host."""
+    try:
+        target: Any = target_of(method, path)
+        _refuse_web_pages(method, target, fields, local=local)
+    except HttpError as error:
+        target = error.with_traceback(None)
+    return Routed(target, form_of(path))
+
+
+def _refuse_web_pages(method: str, target: Target, fields: Mapping[str, str], *, local: bool) -> None:
     """Raise HttpError for a request that a web page makes a browser send, as far as it could do harm.
 
     A page can send POST to any server without asking it. It can read answers of a server on this machine if the name of its

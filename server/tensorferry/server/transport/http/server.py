@@ -1,9 +1,8 @@
-"""The HTTP server of a process: one thread with an event loop, which also runs short batches, as the lane's thread does."""
+"""An HTTP server: one thread with an event loop, on which its application answers requests."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import math
 import resource
@@ -11,21 +10,18 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from tensorferry.server.inference.service import InferenceService
+from tensorferry.batcher.supervision import RestartBackoff
 from tensorferry.server.security.tls import TlsFiles
 from tensorferry.server.system.threads import ThreadKind, new_thread
-from tensorferry.server.transport.http.answers import error_response, response_of
 from tensorferry.server.transport.http.connection import Connection, Exchange
 from tensorferry.server.transport.http.errors import HttpError
-from tensorferry.server.transport.http.heads import HeadCache
-from tensorferry.server.transport.http.inference_calls import InferenceCalls
-from tensorferry.server.transport.http.method_calls import MethodCalls
-from tensorferry.server.transport.http.routes import INFER
-from tensorferry.server.transport.threaded_servicer import Extension
-from tensorferry.server.transport.transport_state import TransportState
+from tensorferry.server.transport.http.heads import Head, HeadCache, Routed
+from tensorferry.server.transport.unread_responses import UnreadResponses
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -34,55 +30,93 @@ _BACKLOG = 1024
 _HANDSHAKE_SECONDS = 10.0
 
 
-class HttpServer:
-    """Serves the protocol over HTTP/1.1 on a listening socket, which it owns. Call `start`, `begin_drain` and `close` once each.
+class Application(Protocol):
+    """What an HTTP server serves. All methods but `close` are called on the loop's thread."""
 
-    `extensions` implement all methods but inference, `shared` is that of all transports. `grpc_address` returns where gRPC is
-    served, for clients that take this port for it. At most `max_connections` are open; 0: as the files allow.
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body that is read."""
+
+    def route(self, method: str, path: str, fields: Mapping[str, str]) -> Routed:
+        """Return what serves a request. See `Router`."""
+
+    def refusal(self, connection: Connection, head: Head) -> HttpError | None:
+        """Return why a request is refused whatever its body is, so that the body is not kept."""
+
+    def serve(self, exchange: Exchange, body: bytes) -> None:
+        """Answer a request, at once or later."""
+
+    def close(self) -> None:
+        """End its threads. Called on any thread, after the loop has ended."""
+
+
+# Makes the application for the loop and the function that calls another on the loop's thread.
+MakeApplication = Callable[[asyncio.AbstractEventLoop, Callable[[Callable[[], None]], None]], Application]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """The most open connections, of all clients and of one address; 0: of all as the files allow, of one as of all."""
+
+    most: int = 0
+    most_per_address: int = 0
+
+
+_NO_LIMITS = ConnectionLimits()
+
+
+class HttpServer:
+    """Serves an application over HTTP/1.1 on a listening socket, which it owns. Call `start`, `begin_drain` and `close` once each.
+
+    `unread` counts answers that clients have not read. `grpc_address` returns where gRPC is served, for clients that take this
+    port for it. A connection beyond the limits is admitted, and the one that is idle longest of the same address, or of the
+    address with most, is closed. So clients that keep connections open cannot block others.
     """
 
     def __init__(
         self,
         listening: socket.socket,
-        service: InferenceService,
-        extensions: Sequence[Extension],
-        shared: TransportState,
+        make: MakeApplication,
         *,
-        grpc_address: Callable[[], str],
-        max_connections: int = 0,
+        unread: UnreadResponses,
+        tls: TlsFiles | None = None,
+        limits: ConnectionLimits = _NO_LIMITS,
+        grpc_address: Callable[[], str] = lambda: "another port",
+        name: str = "http",
+        kind: ThreadKind = ThreadKind.ESSENTIAL,
     ) -> None:
         self._listening = listening
-        self._service = service
-        self._shared = shared
+        self._tls = tls
         self.grpc_address = grpc_address
-        self.unread = shared.unread
-        self.max_body_bytes = service.limits.message_bytes
+        self.unread = unread
         # No more than half of the files, so that gRPC and the loading of models keep the others.
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._max_connections = max_connections or (math.inf if files < 0 else files // 2)
+        self._most = limits.most or (math.inf if files < 0 else files // 2)
+        self._most_per_address = limits.most_per_address or math.inf
         # Whether each connection is closed after its next answer.
         self.draining = False
         # All fields below belong to the loop's thread.
         self._loop = asyncio.new_event_loop()
-        # Whether a web page can call this server by a name of its own that resolves to this machine.
-        local = ipaddress.ip_address(listening.getsockname()[0]).is_loopback
-        self.heads = HeadCache(local=local and shared.tls is None and not shared.requires_credentials)
-        self._methods = MethodCalls(service, extensions, shared.access, self.on_loop)
-        self._inferences = InferenceCalls(service, shared, self._methods, self._loop, self.on_loop)
-        self.refusal = self._methods.refusal
-        self._connections: set[Connection] = set()
+        self.application = make(self._loop, self.on_loop)
+        self.heads = HeadCache(self.application.route)
+        self.max_body_bytes = self.application.max_body_bytes
+        self.refusal = self.application.refusal
+        # The oldest first.
+        self._connections: dict[Connection, None] = {}
+        self._per_address: Counter[str] = Counter()
         self._accepting: asyncio.Server | None = None
         self._closing = False
         self._sent = threading.Event()
         self._started = threading.Event()
-        self._thread = new_thread("http", self._run, ThreadKind.ESSENTIAL)
+        self._backoff = RestartBackoff()
+        self._thread = new_thread(name, self._run, kind, backoff=self._backoff)
 
     @property
     def url(self) -> str:
         """The URL of the server."""
         host, port = self._listening.getsockname()[:2]
         name = f"[{host}]" if ":" in host else host
-        return f"{'http' if self._shared.tls is None else 'https'}://{name}:{port}"
+        return f"{'http' if self._tls is None else 'https'}://{name}:{port}"
 
     @property
     def connections(self) -> int:
@@ -95,7 +129,7 @@ class HttpServer:
         self._started.wait()
 
     def _run(self) -> None:
-        loop, tls = self._loop, self._shared.tls
+        loop, tls = self._loop, self._tls
         loop.set_exception_handler(_log_unexpected)
         self._accepting = loop.run_until_complete(
             loop.create_server(
@@ -132,29 +166,38 @@ class HttpServer:
             return
 
     def opened(self, connection: Connection) -> bool:
-        """Count a connection; return False if there are too many."""
-        self._connections.add(connection)
-        return len(self._connections) <= self._max_connections
+        """Count a connection, and close another if there are too many; return False if there is none to close."""
+        self._connections[connection] = None
+        self._per_address[connection.address] += 1
+        if self._per_address[connection.address] > self._most_per_address:
+            crowded = connection.address
+        elif len(self._connections) > self._most:
+            ((crowded, _),) = self._per_address.most_common(1)
+        else:
+            return True
+        for other in self._connections:
+            if other.address == crowded and other is not connection and not other.busy:
+                self._forget(other)
+                other.abort()
+                return True
+        return False
 
     def closed(self, connection: Connection) -> None:
         """Stop counting a connection."""
-        self._connections.discard(connection)
+        self._forget(connection)
         if self._closing:
             self._report_sent()
 
+    def _forget(self, connection: Connection) -> None:
+        if connection in self._connections:
+            del self._connections[connection]
+            self._per_address[connection.address] -= 1
+            if not self._per_address[connection.address]:
+                del self._per_address[connection.address]
+
     def serve(self, exchange: Exchange, body: bytes) -> None:
         """Answer a request, at once or later."""
-        target = exchange.head.target
-        try:
-            if isinstance(target, HttpError):
-                # Not raised, because it would keep a traceback of each request.
-                exchange.respond(error_response(target, exchange.head.errors))
-            elif target.route.rpc == INFER:
-                self._inferences.serve(exchange, target, body)
-            else:
-                self._methods.serve(exchange, target, body)
-        except Exception as error:
-            exchange.respond(response_of(error, self._service, exchange.head.errors))
+        self.application.serve(exchange, body)
 
     def announce_shutdown(self) -> None:
         """Close each connection after its next answer from now on, so that `begin_drain` closes none that a client uses.
@@ -176,15 +219,14 @@ class HttpServer:
 
     def close(self, deadline: float) -> None:
         """Close every connection once its answer is sent, or at `deadline`, and end the thread. Idempotent."""
-        self._shared.calls.wait_until_none(max(0.0, deadline - time.monotonic()))
+        self._backoff.end()
         if self._thread.is_alive():
             self.on_loop(self._begin_close)
             self._sent.wait(max(0.0, deadline - time.monotonic()))
             self.on_loop(self._loop.stop)
             self._thread.join()
         self._listening.close()
-        self._inferences.close()
-        self._methods.close()
+        self.application.close()
 
     def _begin_close(self) -> None:
         self._closing = True
