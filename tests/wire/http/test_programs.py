@@ -96,6 +96,10 @@ def test_curl_sends_json(curl: Curl, options: tuple[str, ...]) -> None:
     }
 
 
+def test_the_path_of_sagemaker_is_for_the_only_model(curl: Curl) -> None:
+    assert json.loads(curl("-d", REQUEST, path="/invocations").body)["model_name"] == "echo-FP32"
+
+
 @pytest.mark.parametrize("options", [(), ("-H", "Transfer-Encoding: chunked")], ids=["length", "chunked"])
 @pytest.mark.parametrize("with_json", [True, False])
 def test_curl_sends_binary_data_above_a_mebibyte(

@@ -210,6 +210,8 @@ def test_errors_have_the_form_of_their_path(server: ServerProcess) -> None:
         {"error": "model 'kind' takes single texts, and the request has pairs", "error_type": "Validation"},
     )
     assert post(server, "/v2/models/nothing", None)[0] == 404
+    several = "this path is for a server with one model, but 6 are ready; use /v2/models/NAME/infer"
+    assert post(server, "/invocations", {"inputs": []}) == (400, {"error": several})
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from tensorferry.server.system.addresses import listen_for_metrics
 from tensorferry.server.transport.http.server import ConnectionLimits
 
 
-@pytest.mark.parametrize(("limits", "open_ones"), [(ConnectionLimits(8, 4), 4), (ConnectionLimits(8, 64), 8)])
+@pytest.mark.parametrize(("limits", "open_ones"), [((8, 4), 4), ((8, 64), 8)])
 def test_slow_clients_do_not_block_a_probe(
-    limits: ConnectionLimits, open_ones: int, monkeypatch: pytest.MonkeyPatch
+    limits: tuple[int, int], open_ones: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest connections are closed, of the address that has too many, or the most."""
-    monkeypatch.setattr(http_server, "_LIMITS", limits)
+    monkeypatch.setattr(http_server, "_LIMITS", ConnectionLimits(*limits, unfinished=True))
     server = MetricsServer(listen_for_metrics("127.0.0.1", 0), lambda accept: (b"page\n", "text/plain"))
     parts = urlsplit(server.url)
     address = (parts.hostname, parts.port)

@@ -30,7 +30,7 @@ PATH = "/metrics"
 # Function from the header Accept to a page and its content type.
 PageRenderer: TypeAlias = Callable[[str], tuple[bytes, str]]
 
-_LIMITS = ConnectionLimits(most=256, most_per_address=64)
+_LIMITS = ConnectionLimits(most=256, most_per_address=64, unfinished=True)
 _MAX_BODY_BYTES = 64 << 10
 # Pages that are made at the same time.
 _THREADS = 4

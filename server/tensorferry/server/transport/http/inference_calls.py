@@ -59,6 +59,7 @@ class InferenceCalls:
             peer_of=lambda connection: connection.peer,
             certificate_of=lambda connection: connection.certificate,
         )
+        self._methods = methods
         self._requests = RequestTranslator(methods.metadata)
         self._texts = TextRequests(methods.ready_models, methods.metadata)
         self._answers = AnswerTranslator()
@@ -115,7 +116,17 @@ class InferenceCalls:
     ) -> tuple[bytes, AnswerForm | TextForm]:
         if target.route.text is not None:
             return self._texts.message(target.route.text, body, target.parts.get("name", ""))
-        return self._requests.message((target.parts["name"], target.parts["version"]), body, json_length)
+        model = (target.parts["name"], target.parts["version"]) if target.parts else (self._only_model(), "")
+        return self._requests.message(model, body, json_length)
+
+    def _only_model(self) -> str:
+        names = [model.name for model in self._methods.ready_models()]
+        if len(names) != 1:
+            raise HttpError(
+                400,
+                f"this path is for a server with one model, but {len(names)} are ready; use /v2/models/NAME/infer",
+            )
+        return names[0]
 
     def _completed(self, exchange: Exchange, form: AnswerForm | TextForm, reply: InferenceReply) -> None:
         """Keep a reply for the end of its batch, or wake the loop for it. Called on any thread."""

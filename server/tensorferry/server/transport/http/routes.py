@@ -1,6 +1,6 @@
 """Paths of the v2 protocol: each fills the request message of its gRPC method, whose handler answers it.
 
-The paths are those of Triton and KServe; SageMaker checks /ping. Those of text endpoints are OpenAI's, those of Text
+The paths are those of Triton and KServe; SageMaker uses /ping and /invocations. Those of text endpoints are OpenAI's, those of Text
 Embeddings Inference, and those of rerankers.
 """
 
@@ -271,6 +271,7 @@ _ROUTES = [
     (re.compile(pattern), route)
     for pattern, route in (
         (f"{_MODEL}/infer", Route("POST", INFER, _empty)),
+        ("/invocations", Route("POST", INFER, _empty)),
         ("/v2/?", Route("GET", "ServerMetadata", _json)),
         ("/v2/health/live", Route("GET", "ServerLive", _json)),
         ("/v2/health/ready|/ping|/health", Route("GET", "ServerReady", _ready)),

@@ -56,10 +56,16 @@ MakeApplication = Callable[[asyncio.AbstractEventLoop, Callable[[Callable[[], No
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The most open connections, of all clients and of one address; 0: of all as the files allow, of one as of all."""
+    """The most open connections, of all clients and of one address; 0: of all as the files allow, of one as of all.
+
+    A connection beyond them is admitted, and the oldest idle one of the same address, or of the address with most, is
+    closed. So clients that keep connections open cannot block others. With `unfinished`, a connection counts as idle while
+    its request arrives, too.
+    """
 
     most: int = 0
     most_per_address: int = 0
+    unfinished: bool = False
 
 
 _NO_LIMITS = ConnectionLimits()
@@ -69,8 +75,7 @@ class HttpServer:
     """Serves an application over HTTP/1.1 on a listening socket, which it owns. Call `start`, `begin_drain` and `close` once each.
 
     `unread` counts answers that clients have not read. `grpc_address` returns where gRPC is served, for clients that take this
-    port for it. A connection beyond the limits is admitted, and the one that is idle longest of the same address, or of the
-    address with most, is closed. So clients that keep connections open cannot block others.
+    port for it.
     """
 
     def __init__(
@@ -91,8 +96,8 @@ class HttpServer:
         self.unread = unread
         # No more than half of the files, so that gRPC and the loading of models keep the others.
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._limits = limits
         self._most = limits.most or (math.inf if files < 0 else files // 2)
-        self._most_per_address = limits.most_per_address or math.inf
         # Whether each connection is closed after its next answer.
         self.draining = False
         # All fields below belong to the loop's thread.
@@ -169,14 +174,15 @@ class HttpServer:
         """Count a connection, and close another if there are too many; return False if there is none to close."""
         self._connections[connection] = None
         self._per_address[connection.address] += 1
-        if self._per_address[connection.address] > self._most_per_address:
+        if self._per_address[connection.address] > (self._limits.most_per_address or math.inf):
             crowded = connection.address
         elif len(self._connections) > self._most:
             ((crowded, _),) = self._per_address.most_common(1)
         else:
             return True
         for other in self._connections:
-            if other.address == crowded and other is not connection and not other.busy:
+            idle = not other.busy and (other.idle or self._limits.unfinished)
+            if other.address == crowded and idle and other is not connection:
                 self._forget(other)
                 other.abort()
                 return True
