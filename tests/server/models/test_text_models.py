@@ -93,7 +93,7 @@ def test_an_encoder_in_fp16_without_a_mask() -> None:
         (
             {"y": ["n", "t", 3]},
             TextHead("embedding"),
-            "must be pooled; declare the pooling .* 'mean', 'first', 'last'",
+            "must be pooled; declare the pooling .* 'mean', 'first', 'last', or None",
         ),
         (
             {"y": ["n", 3]},
@@ -142,8 +142,15 @@ def declared(folder: Path, file: str = "tokens.onnx", **arguments: Any) -> Any:
 def test_the_pooling_is_that_of_the_files_beside_the_encoder(
     encoders: Path, load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(StartError, match=r"tokens\.onnx: no output has one vector a text"):
+    with pytest.raises(
+        StartError, match=r"tokens\.onnx: it gives a vector for each token, which must be pooled"
+    ):
         load(declared(encoders))
+    # An output with one vector a text is not taken for it.
+    both = encoder({"last_hidden_state": ["n", "t", 3], "pooler_output": ["n", 3]})
+    onnx.save(both, encoders / "bert.onnx")
+    with pytest.raises(StartError, match=r"it has last_hidden_state .n, t, 3., pooler_output"):
+        load(declared(encoders, "bert.onnx"))
     pooling = encoders / "1_Pooling" / "config.json"
     pooling.parent.mkdir()
     pooling.write_text(json.dumps({"pooling_mode_lasttoken": True, "pooling_mode_max_tokens": False}))

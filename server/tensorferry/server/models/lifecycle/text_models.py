@@ -15,7 +15,12 @@ from tensorferry.server.models.remote.failures import AbsentError
 from tensorferry.server.models.repository.fetched_sources import fetch_beside
 from tensorferry.server.onnx.graph.model_file import UnreadableModel
 from tensorferry.server.onnx.graph.rewriting.free_rows import NotFreed, read_changeable, write_changed
-from tensorferry.server.onnx.graph.rewriting.text_head import NoHead, add_head, has_pooled_output
+from tensorferry.server.onnx.graph.rewriting.text_head import (
+    NoHead,
+    add_head,
+    has_pooled_output,
+    unknown_pooling,
+)
 from tensorferry.server.signature import Signature, TensorSpec
 from tensorferry.server.system.scratch_directory import ScratchDirectory
 from tensorferry.serving import OnnxModel
@@ -82,8 +87,9 @@ def _resolved(head: TextHead, path: Path, address: str, config: ServerConfig) ->
     else:
         folders = (path.parent, path.parent.parent)
         found = next((file for folder in folders if (file := folder / _POOLING_FILE).is_file()), None)
-    # Without the file, a pooled output is looked for, and its absence is an error with the choices.
-    return replace(head, pooling=None if found is None else _pooling_in(found))
+    if found is None:
+        raise unknown_pooling(model)
+    return replace(head, pooling=_pooling_in(found))
 
 
 def _fetched(address: str, config: ServerConfig) -> Path | None:

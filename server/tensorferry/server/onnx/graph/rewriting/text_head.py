@@ -87,28 +87,40 @@ def has_pooled_output(model: onnx.ModelProto) -> bool:
     return bool(ranks) and all(rank == 2 for rank in ranks)
 
 
+def unknown_pooling(model: onnx.ModelProto) -> NoHead:
+    """Return the error of an encoder that gives a vector for each token, whose pooling nothing says.
+
+    One with another output, such as BERT's `pooler_output`, is no exception: it is seldom the vector of a text.
+    """
+    return NoHead(
+        "it gives a vector for each token, which must be pooled; declare the pooling that the encoder was trained with, "
+        f"{', '.join(map(repr, POOLINGS))}, or None for its output with one vector a text: it has {_outputs(model)}"
+    )
+
+
 def _output(model: onnx.ModelProto, head: TextHead, rank: int) -> onnx.ValueInfoProto:
     """Return the output that a head reads."""
     given = [value for value in _float_outputs(model) if head.output in ("", value.name)]
     fitting = [value for value in given if _rank(value) == rank]
     if len(fitting) == 1:
         return fitting[0]
-    has = ", ".join(map(_described, model.graph.output))
+    has = _outputs(model)
     if not given:
         raise NoHead(f"it has no output {head.output!r} of floats; it has {has}")
     if len(fitting) > 1:
         raise NoHead(f"several outputs have {rank} axes; name one by `output`: it has {has}")
     if head.task == EMBEDDING and rank == 2:
-        raise NoHead(
-            "no output has one vector a text, so the vectors of a text's tokens must be pooled; declare the pooling that the "
-            f"encoder was trained with, {', '.join(map(repr, POOLINGS))}: it has {has}"
-        )
+        raise unknown_pooling(model)
     wanted = (
         "a vector for each token; declare pooling=None if it is pooled"
         if rank == 3
         else "logits for each text"
     )
     raise NoHead(f"no output has {rank} axes, {wanted}: it has {has}")
+
+
+def _outputs(model: onnx.ModelProto) -> str:
+    return ", ".join(map(_described, model.graph.output))
 
 
 def _float_outputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
