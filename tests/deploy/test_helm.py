@@ -115,6 +115,20 @@ def test_the_chart_renders_what_kustomize_builds(
         assert made[name] == document
 
 
+def test_http_is_a_port_of_the_pod_its_services_and_the_network_policy() -> None:
+    made = helm("template", "tensorferry", CHART, "--set", "http.enabled=true")
+    found = checked(made.stdout, "manifests")
+    (container,) = of_kind(found, "Deployment")[0]["spec"]["template"]["spec"]["containers"]
+    assert "--http-port=8000" in container["args"]
+    assert {"name": "http", "containerPort": 8000} in container["ports"]
+    services = of_kind(found, "Service")
+    assert len(services) == 2
+    for service in services:
+        assert [port["port"] for port in service["spec"]["ports"]] == [8001, 8000]
+    (policy,) = of_kind(found, "NetworkPolicy")
+    assert [port["port"] for port in policy["spec"]["ingress"][0]["ports"]] == [8001, 8000]
+
+
 def pod_of(values: str) -> Document:
     (deployment,) = of_kind(documents(values), "Deployment")
     pod: Document = deployment["spec"]["template"]["spec"]
@@ -127,7 +141,8 @@ def test_the_server_understands_its_arguments_and_has_time_to_drain(values: str)
     (container,) = pod["containers"]
     config = configuration(container["args"])
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"grpc": config.port, "metrics": config.metrics_port}
+    http = {} if config.http_port is None else {"http": config.http_port}
+    assert ports == {"grpc": config.port, "metrics": config.metrics_port, **http}
     assert [str(path) for path in config.model_repositories] == ["/models"]
     waits = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     drains = config.drain_delay + config.drain_seconds
