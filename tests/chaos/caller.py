@@ -81,7 +81,8 @@ class Callers:
         self._sender: int = options.sender
         self._ledger = Ledger(options.ledger, options.sender)
         self._stop = threading.Event()
-        signal.signal(signal.SIGTERM, lambda number, frame: self._stop.set())
+        # Waited for, because a handler could run while its thread holds the lock of the event, and wait for itself.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
     def run(self) -> None:
         """Call until SIGTERM, and then until every call has ended."""
@@ -92,7 +93,8 @@ class Callers:
         ]
         for thread in threads:
             thread.start()
-        self._stop.wait()
+        signal.sigwait([signal.SIGTERM])
+        self._stop.set()
         until = time.monotonic() + ENDLESS_SECONDS
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))

@@ -89,7 +89,7 @@ MAX_BATCH_SIZE = "4"
 
 @pytest.fixture(scope="module")
 def server(app: Path) -> Iterator[ServerProcess]:
-    options = ("--max-batch-size", MAX_BATCH_SIZE, "--metrics-port", "0")
+    options = ("--max-batch-size", MAX_BATCH_SIZE, "--metrics-port", "0", "--http-port", "0")
     with running(app, *options, transport="lane") as server:
         yield server
 
@@ -178,7 +178,7 @@ def test_grpcurl_gets_the_published_score_of_two_sentences(server: ServerProcess
 
 def test_the_blocks_of_the_guide_print_what_it_says(server: ServerProcess, tmp_path: Path) -> None:
     blocks = [b for b in PYTHON if b.page == "docs/guides/text_embeddings.md" and "print(" in b.text]
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         execute(block, Place(tmp_path, server, {}))
 

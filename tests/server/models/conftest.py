@@ -18,7 +18,7 @@ def served_repository(tmp_path: Path) -> Iterator[ServedRepository]:
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Iterator[Load]:
+def load_declared(tmp_path: Path) -> Iterator[Load]:
     """Load what an app.py in the test's directory declares."""
     with loading(tmp_path) as load:
         yield load

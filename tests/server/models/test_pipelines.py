@@ -52,10 +52,10 @@ def rows(*values: float) -> np.ndarray[Any, Any]:
     return np.array([[value] * 3 for value in values], np.float32)
 
 
-def test_steps_of_equal_batches_share_one_batcher(load: Load, tmp_path: Path) -> None:
+def test_steps_of_equal_batches_share_one_batcher(load_declared: Load, tmp_path: Path) -> None:
     small.twice(tmp_path / "twice.onnx")
     twice = onnx("twice.onnx")
-    served = load(pipeline("p", step(twice, outputs={"y": "a"}), add_one, outputs=["b", "a"]))
+    served = load_declared(pipeline("p", step(twice, outputs={"y": "a"}), add_one, outputs=["b", "a"]))
     assert isinstance(served.batcher, Batcher)
     assert str(served.signature) == "(x: FP32[-1, 3]) -> (b: FP32[-1, 3], a: FP32[-1, 3])"
     answer = served.batcher.submit_rows({"x": rows(1, 2)}).result()
@@ -69,10 +69,12 @@ def test_steps_of_equal_batches_share_one_batcher(load: Load, tmp_path: Path) ->
     assert [sum(times.batches for times in each.times) for each in served.steps] == [1, 1]
 
 
-def test_rows_of_different_lengths_are_padded_and_batched_by_length(load: Load, tmp_path: Path) -> None:
+def test_rows_of_different_lengths_are_padded_and_batched_by_length(
+    load_declared: Load, tmp_path: Path
+) -> None:
     small.mean_of_numbers(tmp_path / "mean.onnx")
     mean = onnx("mean.onnx", pad_lengths=("sequence", [4, 8]), pad_values={"ids": 0, "mask": 0})
-    served = load(pipeline("p", tokens, mean))
+    served = load_declared(pipeline("p", tokens, mean))
     assert isinstance(served.batcher, Pipeline)
     assert [stage.name for stage in served.batcher.stages] == ["tokens", "mean"]
     texts = ["a", "abc", "abcdefg", "ab"]
@@ -85,7 +87,9 @@ def test_rows_of_different_lengths_are_padded_and_batched_by_length(load: Load, 
     assert np.allclose(np.ravel(together), [np.arange(1, len(text) + 1).mean() for text in texts], atol=1e-6)
 
 
-def test_the_padding_of_a_stage_of_several_steps_has_the_pipelines_names(load: Load, tmp_path: Path) -> None:
+def test_the_padding_of_a_stage_of_several_steps_has_the_pipelines_names(
+    load_declared: Load, tmp_path: Path
+) -> None:
     small.mean_of_numbers(tmp_path / "mean.onnx")
     mean = onnx("mean.onnx", pad_lengths=("sequence", [4, 8]), pad_values={"ids": 0, "mask": 0})
     inputs = {"ids": "numbers", "mask": "which"}
@@ -94,7 +98,7 @@ def test_the_padding_of_a_stage_of_several_steps_has_the_pipelines_names(load: L
     def negate(mean: Any) -> Any:
         return -mean
 
-    served = load(pipeline("p", step(mean, inputs=inputs), negate))
+    served = load_declared(pipeline("p", step(mean, inputs=inputs), negate))
     assert isinstance(served.batcher, Batcher)
     assert served.padding is not None
     assert set(served.padding.inputs) == {"numbers", "which"}
@@ -103,20 +107,20 @@ def test_the_padding_of_a_stage_of_several_steps_has_the_pipelines_names(load: L
     assert np.allclose(answer["negative"], -2)
 
 
-def test_a_served_model_is_a_step_by_its_name(load: Load, tmp_path: Path) -> None:
+def test_a_served_model_is_a_step_by_its_name(load_declared: Load, tmp_path: Path) -> None:
     small.twice(tmp_path / "twice.onnx")
-    shared = load(onnx("twice.onnx"))
-    served = load(pipeline("p", add_one, step("twice", inputs={"x": "b"})))
+    shared = load_declared(onnx("twice.onnx"))
+    served = load_declared(pipeline("p", add_one, step("twice", inputs={"x": "b"})))
     assert served.batcher.submit_rows({"a": rows(1)}).result()["y"].tolist() == rows(4).tolist()
     assert shared.batcher.statistics().answered == 1
     with pytest.raises(
         StartError, match="pipeline 'q', step 'gone': Request for unknown model: 'gone' is not found"
     ):
-        load(pipeline("q", "gone"))
+        load_declared(pipeline("q", "gone"))
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2])
-def test_one_bad_row_of_32_in_each_step(load: Load, bad: int) -> None:
+def test_one_bad_row_of_32_in_each_step(load_declared: Load, bad: int) -> None:
     """31 answers, and one error that names the step."""
     started, go_on = threading.Event(), threading.Event()
 
@@ -138,7 +142,7 @@ def test_one_bad_row_of_32_in_each_step(load: Load, bad: int) -> None:
         )(run)
 
     # The first two form a stage, the last one has its own.
-    served = load(pipeline("p", make(0, 32), make(1, 32), make(2, 16)))
+    served = load_declared(pipeline("p", make(0, 32), make(1, 32), make(2, 16)))
     held = served.batcher.submit_rows({"x": np.array([-1])})
     assert started.wait(60)
     futures = [served.batcher.submit_rows({"x": np.array([n])}) for n in range(32)]
@@ -154,7 +158,7 @@ def test_one_bad_row_of_32_in_each_step(load: Load, bad: int) -> None:
 
 @pytest.mark.parametrize("steady", [True, False])
 def test_a_steady_stage_may_run_on_a_transports_thread_and_calls_no_other_model(
-    load: Load, tmp_path: Path, steady: bool
+    load_declared: Load, tmp_path: Path, steady: bool
 ) -> None:
     small.twice(tmp_path / "twice.onnx")
     entered: list[str] = []
@@ -168,23 +172,27 @@ def test_a_steady_stage_may_run_on_a_transports_thread_and_calls_no_other_model(
     def copied(y: Any) -> Any:
         return y
 
-    served = load(pipeline("p", onnx("twice.onnx"), copied), calls=calls)
+    served = load_declared(pipeline("p", onnx("twice.onnx"), copied), calls=calls)
     assert served.batcher.submit_rows({"x": rows(1)}).result(60)["z"].tolist() == rows(2).tolist()
     assert served.batcher.settings.steady is steady
     assert entered == ([] if steady else ["p"])
 
 
-def test_batched_and_unbatched_steps_do_not_mix(load: Load) -> None:
+def test_batched_and_unbatched_steps_do_not_mix(load_declared: Load) -> None:
     whole = model(inputs={"b": FP32[3, 3]}, outputs={"c": FP32[()]}, name="whole", max_batch_size=0)(np.trace)
     declared: PipelineModel = pipeline("p", add_one, whole)
     with pytest.raises(StartError):
-        load(declared)
+        load_declared(declared)
 
 
-def test_a_tokenizer_reads_a_bounded_part_of_a_text_and_its_time_counts(load: Load, tmp_path: Path) -> None:
+def test_a_tokenizer_reads_a_bounded_part_of_a_text_and_its_time_counts(
+    load_declared: Load, tmp_path: Path
+) -> None:
     pytest.importorskip("tokenizers", reason="needs the package tokenizers")
     sentence_encoder.build(tmp_path)
-    served = load(pipeline("p", tokenizer(tmp_path / "tokenizer.json", outputs=("input_ids",)), add_ids))
+    served = load_declared(
+        pipeline("p", tokenizer(tmp_path / "tokenizer.json", outputs=("input_ids",)), add_ids)
+    )
     assert isinstance(served.batcher, Pipeline)
     # Clients split larger requests, because its metadata has the bound.
     assert [spec.most_bytes for spec in served.signature.inputs] == [8 << 20]
@@ -207,7 +215,7 @@ def test_a_tokenizer_reads_a_bounded_part_of_a_text_and_its_time_counts(load: Lo
 
 @pytest.mark.parametrize("processes", [0, 1])
 def test_no_step_changes_what_another_step_or_the_client_reads(
-    load: Load, tmp_path: Path, processes: int
+    load_declared: Load, tmp_path: Path, processes: int
 ) -> None:
     """A softmax in place after an ONNX step, whose logits are asked for as well. The check at load does not reach the write."""
     small.twice(tmp_path / "twice.onnx")
@@ -221,19 +229,19 @@ def test_no_step_changes_what_another_step_or_the_client_reads(
         "    return y / y.sum(axis=1, keepdims=True)\n\n"
         "p = pipeline('p', onnx('twice.onnx'), softmax, outputs=['y', 'p'])\n"
     )
-    served = load(import_app(app)["p"])
+    served = load_declared(import_app(app)["p"])
     for count in (1, 2):
         with pytest.raises(StepFailedError) as failed:
             served.batcher.submit_rows({"x": rows(*range(count))}).result()
         assert "app.py:6: 'np.exp(y, out=y)' writes to a read-only array" in failed.value.reason
 
 
-def test_a_step_whose_rows_affect_each_other_gets_each_request_alone(load: Load) -> None:
+def test_a_step_whose_rows_affect_each_other_gets_each_request_alone(load_declared: Load) -> None:
     @model(inputs={"x": FP32[-1, 3]}, outputs={"a": FP32[-1, 3]})
     def centred(x: Any) -> Any:
         return x - x.mean(axis=0)
 
-    served = load(pipeline("p", centred, add_one))
+    served = load_declared(pipeline("p", centred, add_one))
     assert served.batching_verdict == "refused"
     futures = [served.batcher.submit_rows({"x": rows(n, n + 2)}) for n in range(16)]
     assert all(future.result()["b"].tolist() == rows(0, 2).tolist() for future in futures)

@@ -140,33 +140,33 @@ def declared(folder: Path, file: str = "tokens.onnx", **arguments: Any) -> Any:
 
 
 def test_the_pooling_is_that_of_the_files_beside_the_encoder(
-    encoders: Path, load: Load, caplog: pytest.LogCaptureFixture
+    encoders: Path, load_declared: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(
         StartError, match=r"tokens\.onnx: it gives a vector for each token, which must be pooled"
     ):
-        load(declared(encoders))
+        load_declared(declared(encoders))
     # An output with one vector a text is not taken for it.
     both = encoder({"last_hidden_state": ["n", "t", 3], "pooler_output": ["n", 3]})
     onnx.save(both, encoders / "bert.onnx")
     with pytest.raises(StartError, match=r"it has last_hidden_state .n, t, 3., pooler_output"):
-        load(declared(encoders, "bert.onnx"))
+        load_declared(declared(encoders, "bert.onnx"))
     pooling = encoders / "1_Pooling" / "config.json"
     pooling.parent.mkdir()
     pooling.write_text(json.dumps({"pooling_mode_lasttoken": True, "pooling_mode_max_tokens": False}))
     caplog.set_level("INFO")
-    assert load(declared(encoders)).batching_verdict == "tested"
+    assert load_declared(declared(encoders)).batching_verdict == "tested"
     assert "gives vectors by the pooling 'last', scaled to length 1" in caplog.text
-    assert load(declared(encoders, "minilm.onnx")).task is not None
+    assert load_declared(declared(encoders, "minilm.onnx")).task is not None
     assert "gives vectors as the file pools them" in caplog.text
     pooling.write_text(json.dumps({"pooling_mode_max_tokens": True}))
     with pytest.raises(
         StartError, match="says pooling_mode_max_tokens; supported is one of pooling_mode_mean"
     ):
-        load(declared(encoders))
+        load_declared(declared(encoders))
     pooling.write_text("[]")
     with pytest.raises(StartError, match=r"config\.json cannot be read .*; declare `pooling`"):
-        load(declared(encoders))
+        load_declared(declared(encoders))
 
 
 @model(inputs={"text": STRING[-1]}, outputs={"v": FP32[-1, 2], "w": FP32[-1, 2]})
@@ -190,13 +190,13 @@ def scores(text: Any) -> Any:
         (pipeline("p", scores, task="classify", labels=["a"]), "has 1 labels, but its output has 2 classes"),
     ],
 )
-def test_a_pipeline_that_cannot_do_its_task(load: Load, of: Any, message: str) -> None:
+def test_a_pipeline_that_cannot_do_its_task(load_declared: Load, of: Any, message: str) -> None:
     with pytest.raises(StartError, match=message):
-        load(of)
+        load_declared(of)
 
 
-def test_a_task_of_a_pipeline(load: Load) -> None:
-    loaded = load(pipeline("p", scores, task="classify", labels=["a", "b"], served_as=["q"]))
+def test_a_task_of_a_pipeline(load_declared: Load) -> None:
+    loaded = load_declared(pipeline("p", scores, task="classify", labels=["a", "b"], served_as=["q"]))
     assert loaded.task is not None
     assert (loaded.task.kind, loaded.task.labels, loaded.task.served_as) == ("classify", ("a", "b"), ("q",))
 

@@ -34,6 +34,12 @@ def _parse_model_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _parse_encoders(text: str) -> tuple[str, ...]:
+    if not all(parts := text.split(",")):
+        raise ValueError
+    return tuple(parts)
+
+
 _repositories = Parser(
     _parse_repositories,
     f"directories or addresses such as s3://BUCKET/PREFIX, separated by {os.pathsep!r}",
@@ -47,7 +53,7 @@ _libraries = Parser(
     "FILE|onnxruntime-extensions",
 )
 _embeddings = Parser(
-    lambda text: tuple(filter(None, text.split(","))),
+    _parse_encoders,
     "directories with an ONNX file and tokenizer.json, or addresses such as hf://ORG/REPO, separated by commas",
     "list of paths",
     "[NAME=]DIR|hf://ORG/REPO",
