@@ -129,6 +129,7 @@ def test_last_needs_a_newer_operator_set() -> None:
 @pytest.fixture
 def encoders(tmp_path: Path) -> Path:
     """A directory with encoders of tokens and of sentences, and a tokenizer."""
+    pytest.importorskip("tokenizers", reason="needs the package tokenizers")
     sentence_encoder.build(tmp_path)
     tokens = sentence_encoder.without_pooling(onnx.load(tmp_path / "minilm.onnx"))
     onnx.save(tokens, tmp_path / "tokens.onnx")
