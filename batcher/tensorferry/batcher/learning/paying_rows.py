@@ -1,7 +1,7 @@
 """The batch size that pays: the smallest whose time per row is about the best, learned from batches of one bucket.
 
 Larger batches only delay. Where the time per row rises with the rows, as of convolutions on a CPU, they also make a server
-bistable. Once a queue has formed, batches grow and the capacity falls below the load, so the queue never drains.
+bistable. Once a queue has formed, batches grow. The capacity then falls below the load, and the queue never drains.
 
 The size decides which batches run, and so what is measured. Therefore other sizes are tried at times, if the queue has
 the rows. Only sizes that ran are compared: a time that is guessed from a line may look better than any.
@@ -37,8 +37,8 @@ _SAMPLES_WANTED, _HOPELESS = 3, 1.25
 _FIRST_BATCHES, _FIRST_SECONDS, _BATCHES_BETWEEN = 32, 2.0, 4
 # A size is tried only if the first deadline is this many usual batches later than the queue needs.
 _BATCHES_TO_SPARE = 2
-# A cost is a mean over about this many batches. Samples that exceed it, or fall below it, by `_DEVIATION` count as that much,
-# unless so many come in a row that the speed must have changed.
+# A cost is a mean over about this many batches. A sample that differs from it by more than the factor `_DEVIATION` counts as
+# one that differs by it. If `_CHANGED_RUN` such samples come in a row, the speed has changed, and the last one says what it is.
 _MEAN_OF, _DEVIATION, _CHANGED_RUN = 8, 1.25, 3
 # The share of a sample in the speed; and a change of speed after which all costs are learned again, because the curve may be
 # another.

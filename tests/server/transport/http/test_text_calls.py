@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.text import openai, rerank, tei
-from tensorferry.server.transport.http.text.text_call import TextEndpoint, TextResult, vectors_as_json
+from tensorferry.server.transport.http.text.text_call import (
+    TextEndpoint,
+    TextResult,
+    check_values,
+    vectors_as_json,
+)
 
 ENDPOINTS: dict[str, tuple[TextEndpoint, dict[str, Any]]] = {
     "embeddings": (openai.embeddings, {"input": ["a", "b"], "encoding_format": "float", "dimensions": 2}),
@@ -64,7 +69,13 @@ def test_text_gives_back_the_same_numbers(numbers: list[float]) -> None:
     assert back.tobytes() == np.array(numbers, np.float32).tobytes()
 
 
-def test_what_json_cannot_have_is_an_error_of_the_model() -> None:
-    with pytest.raises(HttpError) as failed:
-        vectors_as_json(np.array([[1, np.nan]], np.float32))
+@pytest.mark.parametrize(
+    ("values", "labels", "message"),
+    [([[1, np.nan]], "", "a number that is not finite"), ([[1, 2]], "abc", "2 classes, but has 3 labels")],
+)
+def test_values_that_cannot_be_told_are_an_error_of_the_model(
+    values: list[list[float]], labels: str, message: str
+) -> None:
+    with pytest.raises(HttpError, match=message) as failed:
+        check_values(np.array(values, np.float32), labels)
     assert failed.value.status == 500

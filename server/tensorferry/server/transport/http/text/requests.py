@@ -13,8 +13,15 @@ from tensorferry.server.inference.responses.stream_responses import Piece
 from tensorferry.server.transport.http.answers import response
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.infer_requests import Describe
-from tensorferry.server.transport.http.json_fields import HALF_A_PAIR, fields_of
-from tensorferry.server.transport.http.text.text_call import TextCall, TextEndpoint, TextResult, names_of
+from tensorferry.server.transport.http.json_fields import fields_of
+from tensorferry.server.transport.http.tensor_json import raw_contents
+from tensorferry.server.transport.http.text.text_call import (
+    TextCall,
+    TextEndpoint,
+    TextResult,
+    check_values,
+    names_of,
+)
 
 Models = Callable[[], Sequence[pb.ModelMetadataResponse]]
 _TOKENS = "tokens"
@@ -38,6 +45,7 @@ class TextForm(NamedTuple):
             decode_raw(raw, DATATYPES[tensor.datatype], tensor.shape)
             for tensor, raw in zip(message.outputs, message.raw_output_contents, strict=True)
         ]
+        check_values(arrays[0], self.labels)
         tokens = int(arrays[1].sum()) if len(arrays) > 1 else 0
         # The name by which the client asked, because clients compare it.
         name = self.call.model or message.model_name
@@ -74,7 +82,7 @@ class TextRequests:
         message = pb.ModelInferRequest(model_name=model.name)
         for spec, column in zip(inputs, call.columns, strict=True):
             message.inputs.add(name=spec.name, datatype="BYTES", shape=[len(column)])
-            message.raw_input_contents.append(_contents(column))
+            message.raw_input_contents.append(raw_contents(spec.name, "BYTES", [len(column)], column))
         message.outputs.add(name=_output(model, call))
         if any(spec.name == _TOKENS for spec in model.outputs):
             message.outputs.add(name=_TOKENS)
@@ -137,11 +145,3 @@ def _output(model: pb.ModelMetadataResponse, call: TextCall) -> str:
             )
         return call.output
     return next(spec.name for spec in model.outputs if spec.datatype == "FP32" and len(spec.shape) == 2)
-
-
-def _contents(texts: Sequence[str]) -> bytes:
-    try:
-        encoded = [text.encode() for text in texts]
-    except UnicodeEncodeError:
-        raise HttpError(400, HALF_A_PAIR) from None
-    return b"".join([part for each in encoded for part in (len(each).to_bytes(4, "little"), each)])

@@ -50,7 +50,7 @@ def check_truncation(fields: Fields) -> None:
 
 
 def predict(fields: Fields) -> TextCall:
-    """Parse a call of /predict: of a text, of a pair, or of a list of texts or pairs, each of which is a list."""
+    """Parse a call of /predict. Its inputs are a text, a pair, or a list in which each text or pair is a list."""
     check_truncation(fields)
     given = fields.get("inputs")
     one = isinstance(given, str) or (isinstance(given, list) and all(isinstance(each, str) for each in given))
@@ -71,9 +71,7 @@ def predict(fields: Fields) -> TextCall:
 def _classes(result: TextResult, *, one: bool) -> bytes:
     rows = []
     for scores in result.values.tolist():
-        named = [
-            {"score": score, "label": label} for score, label in zip(scores, result.labels, strict=False)
-        ]
+        named = [{"score": score, "label": label} for score, label in zip(scores, result.labels, strict=True)]
         rows.append(sorted(named, key=lambda each: -each["score"]))
     return dumps(rows[0] if one else rows)
 

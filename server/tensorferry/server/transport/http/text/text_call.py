@@ -105,6 +105,14 @@ def number_in(fields: Fields, name: str) -> int | None:
     return value
 
 
+def check_values(values: npt.NDArray[np.float32], labels: Sequence[str]) -> None:
+    """Raise HttpError for values of a model that are not finite, which JSON cannot have, or that do not fit the labels."""
+    if not np.isfinite(values).all():
+        raise HttpError(500, "the model gave a number that is not finite")
+    if labels and values.shape[1] != len(labels):
+        raise HttpError(500, f"the model gave {values.shape[1]} classes, but has {len(labels)} labels")
+
+
 def shortened(vectors: npt.NDArray[np.float32], dimensions: int | None) -> npt.NDArray[np.float32]:
     """Return the first `dimensions` numbers of each vector, scaled to length 1."""
     if dimensions is None or dimensions == vectors.shape[1]:
@@ -120,8 +128,6 @@ def shortened(vectors: npt.NDArray[np.float32], dimensions: int | None) -> npt.N
 
 
 def vectors_as_json(vectors: npt.NDArray[np.float32]) -> list[str]:
-    """Return each vector as a JSON list. Nine digits give back the same FP32 number."""
-    if not np.isfinite(vectors).all():
-        raise HttpError(500, "the model gave a vector that is not finite, which JSON cannot have")
+    """Return each vector, which is finite, as a JSON list. Nine digits give back the same FP32 number."""
     form = "[" + ",".join(["%.9g"] * vectors.shape[1]) + "]"
     return [form % tuple(vector) for vector in vectors.tolist()]
