@@ -22,7 +22,8 @@ def batch_first(path: Path) -> FreedRows:
 
 
 def streaming(folder: Path, rows: int | str = 1) -> Path:
-    """x [rows, 4] and state [2, rows, 8] → y [3, rows, 8] and the next state [2, rows, 8], by an LSTM as silero-vad has it."""
+    """The batch axis has this size or name. x [rows, 4] and state [2, rows, 8] → y [3, rows, 8] and the next state [2, rows, 8], by an LSTM as silero-vad has it."""
+    rows = rows or "?"
     return saved(
         folder,
         f"g (float[{rows}, 4] x, float[2, {rows}, 8] past) => (float[3, {rows}, 8] y, float[2, {rows}, 8] next) {{"
@@ -32,7 +33,7 @@ def streaming(folder: Path, rows: int | str = 1) -> Path:
     )
 
 
-@pytest.mark.parametrize("rows", [1, "batch"])
+@pytest.mark.parametrize("rows", [1, "batch", ""])
 def test_rows_together_get_the_answers_of_the_file(rows: int | str, tmp_path: Path) -> None:
     path = streaming(tmp_path, rows)
     moved = batch_first(path)
@@ -47,6 +48,12 @@ def test_rows_together_get_the_answers_of_the_file(rows: int | str, tmp_path: Pa
         inputs = {"x": x[at : at + 1], "past": np.moveaxis(state[at : at + 1], 0, 1)}
         for whole, right in zip(got, own.run(["y", "next"], inputs), strict=True):
             np.testing.assert_allclose(np.moveaxis(whole[at : at + 1], 0, 1), right, rtol=1e-5, atol=1e-6)
+
+
+def test_without_names_an_axis_is_the_first_of_one_input(tmp_path: Path) -> None:
+    text = "g (float[2, ?] x, float[2, ?] z) => (float[2, ?] y) { y = Add (x, z) }"
+    with pytest.raises(NotFreed):
+        batch_first(saved(tmp_path, text))
 
 
 def test_an_output_may_be_declared_with_another_rank(tmp_path: Path) -> None:

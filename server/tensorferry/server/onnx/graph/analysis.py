@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import onnx
 
-from tensorferry.server.onnx.graph.graph_walk import GraphWalk
+from tensorferry.server.onnx.graph.graph_walk import GraphWalk, Scope
 from tensorferry.server.onnx.graph.model_file import UnreadableModel, read_model
 from tensorferry.server.onnx.graph.rules import (  # noqa: F401  (they fill the table of operators)
     convolutions,
@@ -27,6 +29,11 @@ from tensorferry.server.onnx.graph.rules import (  # noqa: F401  (they fill the 
 )
 from tensorferry.server.onnx.graph.sizes import NUMBER_OF_ROWS, ROWS, Size, Symbol, of_symbol
 from tensorferry.server.onnx.graph.values import RowAxis, RowProblems, Value, merged_problems, not_analysed
+
+_Walk = TypeVar("_Walk", bound=GraphWalk)
+
+# Most conditions on lengths whose values are tried, so at most 7 walks.
+_MOST_DECISIONS = 2
 
 
 class RowMixing(enum.Enum):
@@ -81,9 +88,41 @@ def analysis_of(
     model: onnx.ModelProto, batched: Collection[str], walk: GraphWalk | None = None
 ) -> BatchAnalysis:
     """Do the same with a model that has been read, by a new walk over it; may raise any exception."""
-    scope = (walk or GraphWalk(model)).tensors_of(model.graph, {}, inputs_of(model, batched))
+    if walk is not None:
+        return _finding(model, walk.tensors_of(model.graph, {}, inputs_of(model, batched)))
+    found = [_finding(model, tensors) for _, tensors in cases(model, batched, partial(GraphWalk, model))]
+    return next((each for each in found if each.finding is not RowMixing.SEPARATE), found[0])
+
+
+def cases(
+    model: onnx.ModelProto, batched: Collection[str], start: Callable[[Sequence[bool]], _Walk]
+) -> list[tuple[_Walk, Scope]]:
+    """Return walks with all their tensors, of which one follows each run of the model.
+
+    `start` makes a walk with these decisions (see `GraphWalk`). There are several walks only if one leaves problems at
+    outputs. If the several do, too, it is the only one.
+    """
+    first: tuple[_Walk, Scope] | None = None
+    known: list[tuple[_Walk, Scope]] = []
+    waiting: list[tuple[bool, ...]] = [()]
+    while waiting:
+        decisions = waiting.pop()
+        walk = start(decisions)
+        tensors = walk.tensors_of(model.graph, {}, inputs_of(model, batched))
+        first = first or (walk, tensors)
+        outputs = [tensors.get(output.name) for output in model.graph.output]
+        if all(value is not None and value.problems is None for value in outputs):
+            known.append((walk, tensors))
+        elif walk.undecided and len(decisions) < _MOST_DECISIONS:
+            waiting += [(*decisions, False), (*decisions, True)]
+        else:
+            return [first]
+    return known
+
+
+def _finding(model: onnx.ModelProto, tensors: Scope) -> BatchAnalysis:
     problems = merged_problems(
-        _problems_of(output.name, scope.get(output.name)) for output in model.graph.output
+        _problems_of(output.name, tensors.get(output.name)) for output in model.graph.output
     )
     if problems.mixes:
         return BatchAnalysis(RowMixing.MIXES, problems.mixes)
@@ -136,6 +175,8 @@ def _problems_of(name: str, value: Value | None) -> RowProblems | None:
     """Return why an output does not have one independent row per input row; None if it does."""
     if value is None:
         return RowProblems(unknown=(f"no node produces output {name}",))
+    if value.fails:
+        return None
     if value.problems is not None:
         return value.problems
     rows = value.rows

@@ -64,6 +64,12 @@ def outputs_of(walk: GraphWalk, graph: onnx.GraphProto, scope: Scope, inputs: Sc
     return [given(within[output.name]) for output in graph.output]
 
 
+def repeated_outputs_of(walk: GraphWalk, graph: onnx.GraphProto, scope: Scope, inputs: Scope) -> list[Value]:
+    """Return the outputs of a graph that runs any number of times, perhaps never."""
+    found = walk.repeatedly(lambda: outputs_of(walk, graph, scope, inputs))
+    return [not_analysed("a repeated graph fails") if value.fails else value for value in found]
+
+
 def attempted(label: str, compute: Callable[[], Value], used: Iterable[Value]) -> Value:
     """Return a computed value, or one with the problem if its effect is unknown. `used` is what it is computed from."""
     try:
@@ -83,6 +89,8 @@ def unnumbered(value: Value) -> Value:
 
 def merged(name: str, one: Value, other: Value) -> Value:
     """Return what is known of a tensor that is one of two. Sizes that differ become unknown sizes named by `name`."""
+    if one.fails or other.fails:
+        return other if one.fails else one
     valued = one.value_dependent or other.value_dependent
     if one.problems is not None or other.problems is not None:
         return Value(problems=merged_problems((one.problems, other.problems)), value_dependent=True)
@@ -140,7 +148,7 @@ class Repetition:
             own = frozenset({self.name} if over_rows else ())
             varying = [replace(value, iterations=value.iterations | own) for value in (*first, *now)]
             inputs = dict(zip(names, [*varying, *last], strict=False))
-            found = outputs_of(self._walk, self._body, self._scope, inputs)
+            found = repeated_outputs_of(self._walk, self._body, self._scope, inputs)
             carried = found[skipped : skipped + len(now)]
             new = [
                 before

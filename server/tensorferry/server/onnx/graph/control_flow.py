@@ -21,6 +21,7 @@ from tensorferry.server.onnx.graph.bodies import (
     number_of,
     outputs_of,
     over_rows,
+    repeated_outputs_of,
     unnumbered,
 )
 from tensorferry.server.onnx.graph.model_file import graphs_in
@@ -44,6 +45,8 @@ def conditional(
     attributes = walk.attributes(node)
     branches = [attributes["then_branch"], attributes["else_branch"]]
     known = number_of(condition)
+    if known is None:
+        known = walk.decision(condition)
     if known is not None:
         return outputs_of(walk, branches[0 if known else 1], scope, {})
     _check_shared(condition, label, "chooses one branch for all rows", doubts)
@@ -129,7 +132,7 @@ def sequence_map(
     own = frozenset({f"?map{next(_count)}"})
     elements = [Value(value.shape, picked=own) if value.row_parts else value for value in map(given, inputs)]
     names = [one.name for one in body.input]
-    made = outputs_of(walk, body, scope, dict(zip(names, elements, strict=False)))
+    made = repeated_outputs_of(walk, body, scope, dict(zip(names, elements, strict=False)))
     return [Value(problems=value.problems, value_dependent=True) for value in made]
 
 

@@ -14,8 +14,9 @@ from onnx import helper
 from tensorferry.server.onnx.graph import control_flow, operators
 from tensorferry.server.onnx.graph.model_file import constant
 from tensorferry.server.onnx.graph.operators import NOT_ANALYSED, USES_ROW_INDICES, Node, Operator
-from tensorferry.server.onnx.graph.sizes import counts_rows
+from tensorferry.server.onnx.graph.sizes import Product, counts_rows
 from tensorferry.server.onnx.graph.values import (
+    AlwaysFails,
     MixesRows,
     RowProblems,
     UnknownEffect,
@@ -38,6 +39,7 @@ _DEEPEST = 40
 # Maximum number of visited nodes. Bodies of loops and functions count once per visit; few graphs have 20,000 nodes.
 _MOST_NODES = 100_000
 
+_FAILS = Value(fails=True, value_dependent=True)
 _MISSING = not_analysed("the graph uses a tensor that no node produces")
 
 
@@ -63,10 +65,19 @@ class Attributes(Mapping[str, Any]):
 
 
 class GraphWalk:
-    """One pass over a model. `value_dependent_nodes` collects the reasons why its run time may depend on values."""
+    """One pass over a model. `value_dependent_nodes` collects the reasons why its run time may depend on values.
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    An If whose condition depends on the lengths of axes takes one branch for all requests of a batch, because their
+    shapes are equal. `decisions` are the values of such conditions, in the order in which the pass finds them. One more
+    sets `undecided`; of its If both branches are followed. Not so in a repeated graph, where lengths may change.
+    """
+
+    def __init__(self, model: onnx.ModelProto, decisions: Sequence[bool] = ()) -> None:
         self.value_dependent_nodes: list[str] = []
+        self.undecided = False
+        self._left_decisions = list(decisions)
+        self._decided: dict[Product, bool] = {}
+        self._repeated = 0
         self._functions: _Functions = {(one.domain, one.name): one for one in model.functions}
         self._opsets = _opsets(model.opset_import)
         self._bound: _Attributes = {}
@@ -84,6 +95,29 @@ class GraphWalk:
         scope.update(inputs)
         self._run(graph.node, scope)
         return scope
+
+    def decision(self, condition: Value) -> bool | None:
+        """Return the value that is assumed for a condition on lengths; None for any other and without a decision."""
+        content = condition.content
+        if self._repeated or content is None or content.size != 1:
+            return None
+        number = content.reshape(-1)[0]
+        if not isinstance(number, Product) or counts_rows(number):
+            return None
+        if number not in self._decided:
+            if not self._left_decisions:
+                self.undecided = True
+                return None
+            self._decided[number] = self._left_decisions.pop(0)
+        return self._decided[number]
+
+    def repeatedly(self, follow: Callable[[], list[Value]]) -> list[Value]:
+        """Return what `follow` does in a repeated graph."""
+        self._repeated += 1
+        try:
+            return follow()
+        finally:
+            self._repeated -= 1
 
     def _run(self, nodes: Iterable[onnx.NodeProto], scope: dict[str, Value | None]) -> None:
         for node in _topological_order(nodes):
@@ -103,6 +137,8 @@ class GraphWalk:
         function = self._functions.get((node.domain, node.op_type))
         if function is not None:
             return self._call(function, node, inputs, {})
+        if any(value is not None and value.fails for value in inputs):
+            return [_FAILS] * count
         if domain == operators.DOMAIN and node.op_type in control_flow.OPERATORS:
             return self._control_flow(node, label, inputs, scope)
         found = operators.find(domain, node.op_type)
@@ -158,6 +194,8 @@ class GraphWalk:
             return [Value(problems=problems, value_dependent=True)] * count
         try:
             values: Sequence[Value] = [_checked(value) for value in rule()]
+        except AlwaysFails:
+            return [_FAILS] * count
         except MixesRows as why:
             return [mixing(f"{label} {why}")] * count
         except (UnknownEffect, ArithmeticError) as why:

@@ -22,6 +22,10 @@ class MixesRows(Exception):
     """The node makes a row's output depend on other rows. The message says how."""
 
 
+class AlwaysFails(Exception):
+    """The node fails whatever the values of its inputs are."""
+
+
 class UnknownEffect(Exception):
     """The rule cannot determine what the node does to the rows. The message says why."""
 
@@ -68,6 +72,8 @@ class Value:
     Only in the body of a loop whose iterations may be the rows of the batch: `iterations` are the loops whose iteration
     number it depends on, `picked` those in which it depends on the row that this number picks. Outside, the outputs of
     such a loop have `problems`. `row_parts`: it is a sequence of parts of the batch axis, and `shape` that of a part.
+
+    `fails`: every run that computes the tensor fails, whatever else is said here. So no answer depends on it.
     """
 
     shape: tuple[Size, ...] | None = None
@@ -80,6 +86,7 @@ class Value:
     iterations: frozenset[str] = frozenset()
     picked: frozenset[str] = frozenset()
     row_parts: bool = False
+    fails: bool = False
 
     @property
     def rank(self) -> int | None:
@@ -99,6 +106,7 @@ class Value:
         return (
             self.rows is None
             and self.problems is None
+            and not self.fails
             and not (self.depends_on_row_count or self.iterations or self.picked)
         )
 

@@ -8,14 +8,14 @@ A variable axis behind the first of an only input may be a length, and requests 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import onnx
 
-from tensorferry.server.onnx.graph.analysis import RowMixing, analysis_of, inputs_of
+from tensorferry.server.onnx.graph.analysis import RowMixing, analysis_of, cases
 from tensorferry.server.onnx.graph.rewriting.free_rows import (
     FreedRows,
     MovedAxis,
@@ -25,7 +25,6 @@ from tensorferry.server.onnx.graph.rewriting.free_rows import (
     changed,
     read_changeable,
 )
-from tensorferry.server.onnx.graph.values import Value
 
 # Most combinations of axes that are tried; four inputs with two axes each have 16.
 _MOST_COMBINATIONS = 16
@@ -34,8 +33,9 @@ _MOST_COMBINATIONS = 16
 def batch_first(path: Path, has_time: Callable[[], bool]) -> FreedRows:
     """Return changes with which the rows are on the first axis of each input and output, and are proved independent.
 
-    The batch axes of the inputs are 1 in the file, or have one name; that of an only input may be a variable first axis.
-    Combinations are tried while `has_time`. Raises NotFreed if none is proved, or if no axis would be moved.
+    The batch axes of the inputs are 1 in the file, or have one name. If they have no names, one of them is a first axis. An
+    only input whose axes are variable has its rows on the first. Combinations are tried while `has_time`. Raises NotFreed
+    if none is proved, or if no axis would be moved.
     """
     read = read_changeable(path)
     inputs = [value for value in callers_inputs(read) if _possible(value)]
@@ -75,18 +75,21 @@ def _is_batch(inputs: Sequence[onnx.ValueInfoProto], axes: Sequence[int]) -> boo
     dims = [value.type.tensor_type.shape.dim[axis] for value, axis in zip(inputs, axes, strict=True)]
     if all(dim.dim_value == 1 for dim in dims):
         return True
+    if len(inputs) == 1:
+        return tuple(axes) == (0,)
     names = {dim.dim_param for dim in dims}
-    return tuple(axes) == (0,) or (len(inputs) > 1 and len(names) == 1 and "" not in names)
+    return len(names) == 1 and ("" not in names or 0 in axes)
 
 
 def _with_outputs(read: onnx.ModelProto, freed: FreedRows, *, fixes: bool) -> FreedRows:
     """Add the outputs whose rows the walk finds behind axis 0, and the new targets of Reshape."""
     model = changed(read, freed)
-    walk = ReshapeWalk(model, fixes=fixes)
-    tensors: Mapping[str, Value | None] = walk.tensors_of(model.graph, {}, inputs_of(model, freed.inputs))
-    found = []
-    for output in model.graph.output:
-        value = tensors.get(output.name)
-        if value is not None and value.rows is not None and value.rows.axis and value.rank is not None:
-            found.append(MovedAxis(output.name, value.rows.axis, value.rank))
-    return replace(freed, reshapes=tuple(walk.found), axes=(*freed.axes, *found))
+    found: dict[str, MovedAxis] = {}
+    targets: dict[str, tuple[int, ...]] = {}
+    for walk, tensors in cases(model, freed.inputs, partial(ReshapeWalk, model, fixes=fixes)):
+        targets.update(walk.found)
+        for output in model.graph.output:
+            value = tensors.get(output.name)
+            if value is not None and value.rows is not None and value.rows.axis and value.rank is not None:
+                found[output.name] = MovedAxis(output.name, value.rows.axis, value.rank)
+    return replace(freed, reshapes=tuple(targets.items()), axes=(*freed.axes, *found.values()))

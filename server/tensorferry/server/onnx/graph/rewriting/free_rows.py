@@ -266,8 +266,8 @@ class ReshapeWalk(GraphWalk):
     ONNX Runtime would compute it in each run; in the file it is constant.
     """
 
-    def __init__(self, model: onnx.ModelProto, *, fixes: bool) -> None:
-        super().__init__(model)
+    def __init__(self, model: onnx.ModelProto, decisions: Sequence[bool] = (), *, fixes: bool) -> None:
+        super().__init__(model, decisions)
         self.found: list[tuple[str, tuple[int, ...]]] = []
         self._fixes = fixes
         self._opset = max((one.version for one in model.opset_import if not one.domain), default=1)

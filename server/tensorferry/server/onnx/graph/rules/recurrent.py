@@ -15,8 +15,10 @@ from tensorferry.server.onnx.graph.row_axis import (
 )
 from tensorferry.server.onnx.graph.rules.per_row import shaped
 from tensorferry.server.onnx.graph.sizes import Size
-from tensorferry.server.onnx.graph.values import MixesRows, UnknownEffect, Value
+from tensorferry.server.onnx.graph.values import AlwaysFails, MixesRows, UnknownEffect, Value
 
+# Batch, length, features.
+_SEQUENCE_AXES = 3
 # Batch, heads, queries, keys.
 _SCORE_AXES = 4
 
@@ -24,6 +26,8 @@ _SCORE_AXES = 4
 @operator("RNN GRU LSTM")
 def recurrent(node: Node) -> list[Value]:
     """Process one sequence for each row; the row axis depends on the layout."""
+    if len(node.shape(0)) != _SEQUENCE_AXES:
+        raise AlwaysFails
     first = bool(node.attribute("layout", 0))
     batch_axis = 0 if first else 1
     rows = rows_on_axes(node, {0: batch_axis, 4: 0, 5: batch_axis, 6: batch_axis})
