@@ -26,6 +26,8 @@ class PadInput(NamedTuple):
 class PadPlan(NamedTuple):
     """Padding of one request: each of its rows from `length` to `padded_length`.
 
+    A batch of such requests has the least multiple of `step` that holds its longest row, at most `padded_length`.
+
     `shapes` are the padded inputs' shapes behind axis 0, equal for requests that share a batch. `added_bytes` is the size
     of the padding. `pads` has for each input its axis and a 0-d array of the pad value, or None if it is not padded.
     `outputs` are those of the `Padding`. `stacked` is how many positions of all rows are padding already, because shorter
@@ -34,6 +36,7 @@ class PadPlan(NamedTuple):
 
     length: int
     padded_length: int
+    step: int
     shapes: tuple[tuple[int, ...], ...]
     added_bytes: int
     pads: tuple[tuple[int, Array] | None, ...]
@@ -50,6 +53,9 @@ class Padding:
     that has the padded length, and is cut back to the request's own; outputs are never guessed by their size. Both are by
     name; for a model function of one bare array they are the one value itself.
 
+    With `steps` greater than 1, a batch is padded no further than its longest row needs: to the least of that many equal
+    steps up to its length of `lengths`. The model then sees more lengths.
+
     A request is not padded if its length is 0 or beyond the last of `lengths`, or its inputs differ in length. It then
     shares batches with requests of its own shape. So an answer never depends on the other requests. The model must make
     sure that it does not depend on the padding.
@@ -58,6 +64,7 @@ class Padding:
     lengths: tuple[int, ...]
     inputs: Mapping[str, PadInput] | PadInput
     outputs: Mapping[str, int] | int | None = None
+    steps: int = 1
     # Pad values by input and dtype, as arrays. Two threads may make the same one, which is harmless.
     _values: dict[tuple[str, np.dtype[Any]], Array] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -66,6 +73,8 @@ class Padding:
     def __post_init__(self) -> None:
         if not self.lengths or any(b <= a for a, b in zip((0, *self.lengths), self.lengths, strict=False)):
             raise ValueError(f"lengths are {self.lengths}; they must ascend, from at least 1")
+        if self.steps < 1:
+            raise ValueError(f"steps are {self.steps}; there must be at least 1")
         if not self.inputs:
             raise ValueError("inputs are empty; name at least one input that is padded")
         axes = [pad.axis for pad in self._inputs.values()]
@@ -105,7 +114,8 @@ class Padding:
             axis = pad[0]
             shapes.append((*shape[1:axis], padded_length, *shape[axis + 1 :]))
             added_bytes += (padded_length - length) * math.prod(shape) // length * dtype.itemsize
-        return PadPlan(length, padded_length, tuple(shapes), added_bytes, pads, self.outputs)
+        step = math.ceil(padded_length / self.steps)
+        return PadPlan(length, padded_length, step, tuple(shapes), added_bytes, pads, self.outputs)
 
     def _pads(
         self, names: Sequence[str] | None, layout: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]

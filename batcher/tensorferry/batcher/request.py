@@ -224,6 +224,15 @@ def flatten(requests: Sequence[Request]) -> Iterator[Request]:
         yield from request.split_parts or (request,)
 
 
+def padded_length(batch: Sequence[Request]) -> int | None:
+    """Return the length to which the rows of a batch are padded; None if they are not."""
+    plan = batch[0].padding
+    if plan is None:
+        return None
+    longest = max([plan.padded_length if each.padding is None else each.padding.length for each in batch])
+    return min(math.ceil(longest / plan.step) * plan.step, plan.padded_length)
+
+
 class CloseReason(enum.Enum):
     """Why a batch closed."""
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tensorferry.batcher.errors import InvalidRequest, ModelOutputError, ModelRowsError
-from tensorferry.batcher.padding import Padding, PadPlan
-from tensorferry.batcher.request import Array, Outcome, Request, Tensor
+from tensorferry.batcher.padding import Padding
+from tensorferry.batcher.request import Array, Outcome, Request, Tensor, padded_length
 
 
 def request_of(
@@ -104,18 +104,18 @@ def join(requests: Sequence[Request], place: _Place | None = None) -> Any:
         placed = _join_into(place, names, requests)
         if placed is not None:
             return placed
-    rows, uneven = 0, False
+    rows = 0
     for request in requests:
         rows += request.rows
-        if plan is not None and request.padding is not None and request.padding.length < plan.padded_length:
-            uneven = True
+    length = padded_length(requests)
     arrays: list[Array] = []
     for i, (dtype, shape, data) in enumerate(first.tensors):
         has_rows = i not in first.shared
-        if uneven and has_rows and plan is not None and (pad := plan.pads[i]) is not None:
+        if has_rows and plan is not None and length is not None and (pad := plan.pads[i]) is not None:
             tensors = [request.tensors[i] for request in requests]
-            arrays.append(_join_padded(tensors, rows, plan.padded_length, *pad))
-            continue
+            if any(tensor.shape[pad[0]] < length for tensor in tensors):
+                arrays.append(_join_padded(tensors, rows, length, *pad))
+                continue
         if has_rows and len(requests) > 1:
             shape = (rows, *shape[1:])
             parts = [request.tensors[i].data for request in requests]
@@ -181,8 +181,13 @@ def _join_into(
     first = requests[0]
     if any(tensor.dtype.hasobject for tensor in first.tensors):
         return None
-    plan = first.padding
-    shapes = plan.shapes if plan is not None else [tensor.shape[1:] for tensor in first.tensors]
+    plan, length = first.padding, padded_length(requests)
+    shapes = [tensor.shape[1:] for tensor in first.tensors]
+    if plan is not None and length is not None:
+        shapes = [
+            shape if pad is None else (*shape[: pad[0] - 1], length, *shape[pad[0] :])
+            for shape, pad in zip(shapes, plan.pads, strict=True)
+        ]
     rows = sum([request.rows for request in requests])
     # A single request may have no batch axis.
     alone = len(requests) == 1 and plan is None
@@ -250,7 +255,7 @@ def split(outputs: Any, requests: Sequence[Request]) -> list[Any]:
     axes = None
     if plan is not None and plan.outputs is not None:
         axes = plan.outputs
-        _check_padded_outputs(outputs, plan)
+        _check_padded_outputs(outputs, axes, padded_length(requests))
     answers: list[Any] = []
     start = 0
     for request in requests:
@@ -286,20 +291,19 @@ def _check_rows(outputs: Any, rows: int, what: str) -> None:
         )
 
 
-def _check_padded_outputs(outputs: Any, plan: PadPlan) -> None:
-    axes = plan.outputs
+def _check_padded_outputs(outputs: Any, axes: Mapping[str, int] | int, length: int | None) -> None:
     if isinstance(axes, int) and not isinstance(outputs, Mapping):
-        _check_length(outputs, axes, plan.padded_length, "the model function's result")
+        _check_length(outputs, axes, length, "the model function's result")
     elif isinstance(axes, Mapping) and isinstance(outputs, Mapping) and outputs.keys() >= axes.keys():
         for name, axis in axes.items():
-            _check_length(outputs[name], axis, plan.padded_length, f"output {name!r}")
+            _check_length(outputs[name], axis, length, f"output {name!r}")
     else:
         declared = f"outputs {list(axes)}" if isinstance(axes, Mapping) else "one bare output"
         returned = list(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
         raise ModelOutputError(f"padding declares {declared}, but the model function returned {returned}")
 
 
-def _check_length(output: Any, axis: int, length: int, what: str) -> None:
+def _check_length(output: Any, axis: int, length: int | None, what: str) -> None:
     if isinstance(output, (list, tuple)) and axis:
         for entry in output:
             _check_length(entry, axis - 1, length, what)

@@ -14,7 +14,7 @@ from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import BatcherError, DeadlineExceeded, InstanceFailed, Shed
 from tensorferry.batcher.execution.deferred_wakeups import deferred_wakeups
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import BatchInfo, BatchRun, Outcome, Request
+from tensorferry.batcher.request import BatchInfo, BatchRun, Outcome, Request, padded_length
 from tensorferry.batcher.statistics.counters import Counters
 from tensorferry.batcher.statistics.recent_batches import RecentBatches
 
@@ -110,12 +110,11 @@ class RequestCompleter:
                 for request in alive
                 if request.deadline > now and not request.is_split_part
             ]
-            rows, padded_length = 0, None
+            rows, length = 0, padded_length(batch)
             for request in batch:
                 rows += request.rows
-            if batch[0].padding is not None:
-                padded_length = batch[0].padding.padded_length
-                self._counters.padded(batch, padded_length)
+            if length is not None:
+                self._counters.padded(batch, length)
             _, again, reason, predicted, full_rows, _, join_start, ready, started, ended, _, step_ends = run
             # `BatchInfo(...)` takes twice as long.
             info = _new(
@@ -128,7 +127,7 @@ class RequestCompleter:
                     reason,
                     predicted,
                     full_rows,
-                    padded_length,
+                    length,
                     ready - join_start,
                     now - ended,
                     ended,

@@ -330,7 +330,7 @@ class Counters:
         with self._lock:
             self._retried += requests
 
-    def padded(self, batch: Sequence[Request], padded_length: int) -> None:
+    def padded(self, batch: Sequence[Request], length: int) -> None:
         """Count the padding of a batch whose requests were padded to this length."""
         rows = sum(request.rows for request in batch)
         positions = 0
@@ -339,7 +339,7 @@ class Counters:
                 positions += request.rows * plan.length - plan.stacked
         with self._lock:
             self._positions += positions
-            self._padding_positions += rows * padded_length - positions
+            self._padding_positions += rows * length - positions
 
     def predicted(self, predicted: float, actual: float) -> None:
         """Count a batch that was predicted to take `predicted` seconds and took `actual`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.request import BatchInfo, BatchRun, CloseReason, Request
+from tensorferry.batcher.request import BatchInfo, BatchRun, CloseReason, Request, padded_length
 
 # How many batches are kept, and how many members are noted of each.
 MOST_BATCHES = 64
@@ -117,9 +117,7 @@ class RecentBatches:
         if run.ended < self._watched_until:
             members = [_member(request, False) for request in batch[:MOST_MEMBERS]]
         rows = sum([request.rows for request in batch])
-        info = BatchInfo(0, len(batch), rows, run.ended - run.started)
-        if batch[0].padding is not None:
-            info = info._replace(padded_length=batch[0].padding.padded_length)
+        info = BatchInfo(0, len(batch), rows, run.ended - run.started, padded_length=padded_length(batch))
         self._kept.append((info, run, run.ended, type(error).__name__, members))
 
     def snapshot(self) -> Sequence[BatchRecord]:

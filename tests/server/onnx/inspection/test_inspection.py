@@ -123,7 +123,7 @@ def test_the_models_of_a_python_file_are_measured_through_their_batchers(tmp_pat
 
 
 def test_the_share_of_padding_is_measured(tmp_path: Path) -> None:
-    """The function returns rows of 3 tokens, which the encoder gets padded to 4."""
+    """The function returns rows of 3 tokens, which the encoder gets padded to 4, in eighths of 16."""
     small.mean_of_numbers(tmp_path / "m.onnx")
     app = tmp_path / "app.py"
     app.write_text("""
@@ -134,7 +134,7 @@ from tensorferry.serving import FP32, INT64, model, onnx, pipeline
 def tokens(x):
     return [np.arange(3) for _ in x], [np.ones(3, np.int64) for _ in x]
 
-mean = onnx("m.onnx", pad_lengths=("sequence", [4]), pad_values={"ids": 0, "mask": 0})
+mean = onnx("m.onnx", pad_lengths=("sequence", [16]), pad_values={"ids": 0, "mask": 0})
 p = pipeline("p", tokens, mean)
 """)
     source, config = find_model(str(app), {"device": "cpu"}, None)

@@ -61,7 +61,8 @@ def padding_of(path: Path, ragged: dict[str, RaggedInput], config: ServerConfig)
 def test_a_model_is_loaded_with_the_default_padding(tmp_path: Path) -> None:
     path = small.masked_mean(tmp_path / "text.onnx")
     padding = padding_of(path, {"ids": IDS, "mask": MASK}, ServerConfig(()))
-    assert padding == Padding((4, 8), {"ids": PadInput(1, 1), "mask": PadInput(1, 0)}, {"tokens": 1})
+    expected = Padding((4, 8), {"ids": PadInput(1, 1), "mask": PadInput(1, 0)}, {"tokens": 1}, steps=8)
+    assert padding == expected
 
 
 def test_declared_padding_comes_first(tmp_path: Path) -> None:

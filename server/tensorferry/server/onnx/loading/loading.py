@@ -63,8 +63,8 @@ def load_onnx_step(
     started = time.monotonic()
     with ExitStack() as scratch:
         prepared = prepare_model(source, config, device, scratch, moves_axes=moves_axes)
-        config = with_default_padding(config, source.name, prepared.io_mapping.signature, ragged)
         settings, io_mapping = prepared.settings, prepared.io_mapping
+        config = with_default_padding(config, source.name, io_mapping.signature, ragged)
         loaded = _load_sessions(source, config, prepared)
         probe = EmptyAxesProbe(_probed_model(source, prepared), prepared.cache, scratch.pop_all())
     load_seconds = time.monotonic() - started

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,13 +32,18 @@ from tensorferry.server.runtime.checks.sampling import (
 )
 from tensorferry.server.signature import Signature, TensorSpec
 
+# The steps of `Padding`. On a GPU, batches of few shapes run faster than those of many.
+_STEPS_ON_CPU = 8
+
 _log = logging.getLogger("tensorferry.server")
 
 # Changes the floats of the row at a position of a batch.
 _Change = Callable[[Array, int], Array]
 
 
-def parse_padding(signature: Signature, declared: PadLengths, values: Mapping[str, str]) -> Padding:
+def parse_padding(
+    signature: Signature, declared: PadLengths, values: Mapping[str, str], steps: int = 1
+) -> Padding:
     """Return how a model with this signature is padded; StartError names what is missing or does not fit.
 
     The axis of an input or output is its dimension with the declared name, behind axis 0.
@@ -68,6 +74,7 @@ def parse_padding(signature: Signature, declared: PadLengths, values: Mapping[st
         declared.lengths,
         {spec.name: PadInput(axis, _value(spec, values[spec.name])) for spec, axis in padded.items()},
         {spec.name: axis for spec, axis in outputs.items() if axis is not None},
+        steps,
     )
 
 
@@ -221,13 +228,17 @@ class _PaddingCheck(NamedTuple):
 
 
 def declared_padding(prepared: PreparedModel, server_config: ServerConfig) -> Padding | None:
-    """Return the padding that the server's options declare; StartError if it does not fit the model."""
+    """Return the padding that the server's options declare; StartError if it does not fit the model.
+
+    A trusted model gets exactly the declared lengths, because no other length was tried.
+    """
     if server_config.pad_lengths is None:
         return None
+    trusted = batching_policy(prepared.config, server_config) == "trust"
+    steps = _STEPS_ON_CPU if set(prepared.settings.devices) == {"cpu"} and not trusted else 1
+    values = dict(server_config.pad_values)
     try:
-        return parse_padding(
-            prepared.io_mapping.signature, server_config.pad_lengths, dict(server_config.pad_values)
-        )
+        return parse_padding(prepared.io_mapping.signature, server_config.pad_lengths, values, steps)
     except StartError as error:
         raise StartError(f"{prepared.file.source}: {error}") from None
 
@@ -249,11 +260,12 @@ def decide_padding(
         _log.warning("model %s is padded unchecked (--batching trust)", name)
         return declared
     signature, axis = prepared.io_mapping.signature, server_config.pad_lengths.axis
-    conditions = (signature, declared, axis, prepared.working_size, prepared.precision)
+    whole = replace(declared, steps=1)
+    conditions = (signature, whole, axis, prepared.working_size, prepared.precision)
     reason = prepared.cache.get("padding", conditions)
     if not isinstance(reason, str):
         size = prepared.working_size or 1
-        reason = padding_dependence(signature, run, declared, axis, size, prepared.precision, prepared.budget)
+        reason = padding_dependence(signature, run, whole, axis, size, prepared.precision, prepared.budget)
         if not reason:
             prepared.cache.put("padding", conditions, reason)
     if reason:
