@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -14,6 +15,7 @@ from real_models.servers import started, status
 from serving.load import shape_of
 from serving.measure import Bench
 from serving.plan import OPEN, UNARY
+from serving.processes import Running
 
 Row = Mapping[str, Any]
 
@@ -23,36 +25,47 @@ SIZES = (1, 2, 4, 8, 16, 32)
 # The most first, because its queue has rows for all sizes: the default learns in its warm-up.
 IN_FLIGHT = (64, 16, 4)
 _ONE_THREAD = ("--threads", "1")
-_LEARN_SECONDS, _WARM_UP, _SECONDS = 10.0, 2.0, 6.0
+_LEARN_SECONDS, _WARM_UP, _SECONDS = 12.0, 2.0, 4.0
 OPEN_SHARE = 0.9
 _OPEN_SECONDS = 60.0
-# A size that is this much slower than the best in the first round is not measured again.
-_HOPELESS = 0.8
+# A size that is this much slower than the best in the first rounds is not measured again.
+_ROUNDS_OF_ALL, _HOPELESS = 2, 0.8
 
 
-def measure(
-    bench: Bench, reference: Reference, path: Path, number: int, before: Sequence[Row]
-) -> Iterator[Row]:
-    """Yield one round of a model: the default and each size that may be the best, by the rounds before."""
-    sizes = [DEFAULT, *(size for size in SIZES if _may_be_best(before, size))]
-    for size in sizes[::-1] if number % 2 else sizes:
-        options = ["--max-batch-size", str(size), "--batch-rows", "max"] if size else []
-        with started(bench, reference, path, *_ONE_THREAD, *options) as (serving, _):
-            for in_flight in IN_FLIGHT:
-                warm_up = _LEARN_SECONDS if in_flight == IN_FLIGHT[0] else _WARM_UP
-                shape = shape_of(UNARY, in_flight, False)
-                row = measured(bench, serving, reference.calls[:1], shape, _SECONDS, warm_up)
-                kept = ("rate", "p50_ms", "p99_ms", "cpu_us_per_answer", "server_cores", "other_cores")
-                found = {
-                    "model": reference.model,
-                    "round": number,
-                    "size": size,
-                    "in_flight": in_flight,
-                    "full_rows": status(serving)["batches"]["full_rows"],
-                    **{name: row[name] for name in kept},
-                }
-                print(_line(found), flush=True)
-                yield found
+def measure(bench: Bench, reference: Reference, path: Path, rounds: int) -> Iterator[Row]:
+    """Yield the measurements of a model: in each round the default and each size that may be the best, a few seconds each.
+
+    All servers run from the start to the end, and all but one of them are idle. A machine that becomes
+    slower in minutes thus changes every size of a round alike.
+    """
+    with ExitStack() as servers:
+        running = {}
+        for size in (DEFAULT, *SIZES):
+            options = ["--max-batch-size", str(size), "--batch-rows", "max"] if size else []
+            running[size], _ = servers.enter_context(started(bench, reference, path, *_ONE_THREAD, *options))
+        _row(bench, reference, running[DEFAULT], IN_FLIGHT[0], _LEARN_SECONDS)
+        for in_flight in IN_FLIGHT:
+            rows: list[Row] = []
+            for number in range(rounds):
+                sizes = [size for size in running if size == DEFAULT or _may_be_best(rows, size)]
+                for size in sizes[::-1] if number % 2 else sizes:
+                    found = {
+                        "model": reference.model,
+                        "round": number,
+                        "size": size,
+                        "in_flight": in_flight,
+                        **_row(bench, reference, running[size], in_flight, _WARM_UP),
+                    }
+                    print(_line(found), flush=True)
+                    rows.append(found)
+                    yield found
+
+
+def _row(bench: Bench, reference: Reference, serving: Running, in_flight: int, warm_up: float) -> Row:
+    shape = shape_of(UNARY, in_flight, False)
+    row = measured(bench, serving, reference.calls[:1], shape, _SECONDS, warm_up)
+    kept = ("rate", "p50_ms", "p99_ms", "cpu_us_per_answer", "server_cores", "other_cores")
+    return {"full_rows": status(serving)["batches"]["full_rows"], **{name: row[name] for name in kept}}
 
 
 def open_loop(bench: Bench, reference: Reference, path: Path, rows: Sequence[Row]) -> Row:
@@ -80,12 +93,10 @@ def open_loop(bench: Bench, reference: Reference, path: Path, rows: Sequence[Row
 
 
 def _may_be_best(rows: Sequence[Row], size: int) -> bool:
-    first = [row for row in rows if row["round"] == 0]
-    return not first or any(
-        row["rate"] >= _HOPELESS * max(other["rate"] for other in first if _load(other) == _load(row))
-        for row in first
-        if row["size"] == size
-    )
+    if not rows or rows[-1]["round"] < _ROUNDS_OF_ALL - 1:
+        return True
+    best = {each: max(row["rate"] for row in rows if row["size"] == each) for each in SIZES}
+    return bool(best[size] >= _HOPELESS * max(best.values()))
 
 
 def _load(row: Row) -> int:

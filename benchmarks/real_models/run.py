@@ -29,7 +29,8 @@ from serving.processes import Cores
 from serving.run import cache_folder, save
 from serving.workloads import write_models
 
-_ROUNDS = 3
+_ROUNDS = 6
+_OPEN_LOOPS = 3
 _DISTINCT, _CALLS = 24, 300
 
 
@@ -79,7 +80,7 @@ def main() -> None:
         try:
             found = _looked_at(spread, model, reference, arguments.files, ready=not arguments.quick)
         except VisitError as error:
-            results["failures"].append(_failure(0, model.name, error))
+            results["failures"].append(_failure(model.name, error))
             continue
         results["models"].append(found)
         arrived()
@@ -89,19 +90,20 @@ def main() -> None:
         if found["max_batch_size"] > 1 and (not rated or found["name"] in rated)
     ]
     os.sched_setaffinity(0, {cores.load})
-    for number in range(0 if arguments.quick else arguments.rounds):
-        for model in (each for each in models if each.name in batched):
-            reference, path = references[model.name], model.path(arguments.files, cache)
-            before = [row for row in results["measurements"] if row["model"] == model.name]
-            try:
-                for row in rates.measure(pinned, reference, path, number, before):
-                    results["measurements"].append(row)
-                if model.name == DETECTION:
-                    rows = [row for row in results["measurements"] if row["model"] == model.name]
-                    results["open"].append(rates.open_loop(pinned, reference, path, rows))
-            except (VisitError, LoadError) as error:
-                results["failures"].append(_failure(number, model.name, error))
-            arrived()
+    rounds = 0 if arguments.quick else arguments.rounds
+    for model in (each for each in models if rounds and each.name in batched):
+        reference, path = references[model.name], model.path(arguments.files, cache)
+        try:
+            for row in rates.measure(pinned, reference, path, rounds):
+                results["measurements"].append(row)
+            if model.name == DETECTION:
+                rows = [row for row in results["measurements"] if row["model"] == model.name]
+                results["open"] += [
+                    rates.open_loop(pinned, reference, path, rows) for _ in range(_OPEN_LOOPS)
+                ]
+        except (VisitError, LoadError) as error:
+            results["failures"].append(_failure(model.name, error))
+        arrived()
     os.sched_setaffinity(0, everywhere)
     print(table(results))
     for failure in results["failures"]:
@@ -110,8 +112,8 @@ def main() -> None:
     sys.exit(bool(wrong or results["failures"]))
 
 
-def _failure(number: int, model: str, error: Exception) -> Mapping[str, Any]:
-    return {"round": number, "server": model, "model": model, "reason": str(error)}
+def _failure(model: str, error: Exception) -> Mapping[str, Any]:
+    return {"round": 0, "server": model, "model": model, "reason": str(error)}
 
 
 def _looked_at(
