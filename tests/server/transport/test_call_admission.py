@@ -70,26 +70,3 @@ def test_the_wait_for_open_calls_ends_with_the_last() -> None:
     waiting.join(PATIENCE)
     assert not waiting.is_alive()
     assert calls.calls.wait_until_none(0)
-
-
-def test_a_call_above_the_limit_is_refused_with_a_retry_hint(serve: Serve) -> None:
-    """It is refused before its message is read, and counted; both calls are answered."""
-    served = serve(max_calls=2)
-    held = [served.infer(str(number), timeout=PATIENCE) for number in range(2)]
-    served.service.await_received(2)
-    error: Any = served.infer("refused", timeout=PATIENCE).exception()
-    assert error.code() is EXHAUSTED
-    assert "2 calls are in progress" in error.details()
-    assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == "100"
-    assert sorted(served.service.received) == ["0", "1"]
-    assert served.service.refused == {EXHAUSTED: 1}
-    served.service.answer("0", "1")
-    for call in held:
-        call.result(PATIENCE)
-
-
-def test_a_draining_server_refuses_calls_before_their_message_is_read(served: ServedTransport) -> None:
-    served.service.begin_drain()
-    error: Any = served.infer("late", timeout=PATIENCE).exception()
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert not served.service.received

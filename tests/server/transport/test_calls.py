@@ -12,7 +12,6 @@ from support.server.scripted_service import ServedTransport, error_of, success
 
 from tensorferry.batcher import QueueFull
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.errors import InvalidRequestError
 
 Serve = Callable[..., ServedTransport]
 
@@ -49,15 +48,6 @@ def test_metadata_reaches_the_service(served: ServedTransport, streamed: bool) -
     assert sorted(got, key=str) == sorted(sent, key=str)
     served.service.answer("1")
     assert streamed or call.result(PATIENCE).id == "1"
-
-
-@pytest.mark.parametrize("text", ["zwölf 🚢", "a line\nand another, 100 %", ""])
-def test_any_text_is_a_status_message(served: ServedTransport, text: str) -> None:
-    call = served.infer("1")
-    served.service.await_received(1)
-    served.service.fail("1", InvalidRequestError(text))
-    error = error_of(call)
-    assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, text)
 
 
 def test_a_status_with_details_and_a_long_message_arrives_complete(served: ServedTransport) -> None:

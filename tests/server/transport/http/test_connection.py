@@ -16,8 +16,6 @@ from support.server.http_rig import ServedHttp, get, post, served_http
 from support.server.rig import PATIENCE
 from support.server.scripted_service import success
 
-from tensorferry.batcher import QueueFull
-from tensorferry.server.errors import InvalidRequestError, NotFoundError
 from tensorferry.server.transport.http import connection as connections
 
 Serve = Callable[..., ServedHttp]
@@ -170,45 +168,6 @@ def test_a_connection_that_waits_too_long_is_ended(
     if data:
         assert client.read().status == 408
     assert client.ended()
-
-
-def test_a_client_that_leaves_cancels_its_request(served: ServedHttp) -> None:
-    client = served.client()
-    client.send(post(INFER, request("left")))
-    served.service.await_received(1)
-    client.close()
-    served.service.await_cancelled(1)
-    until(lambda: served.server.connections == 0)
-
-
-def test_deadlines_and_headers_reach_the_service(served: ServedHttp) -> None:
-    served.service.answer_at_once = success
-    served.infer(request("r"), X_Request_Timeout="100", traceparent="00-1", Authorization="Bearer t")
-    assert served.service.deadlines["r"] < float("inf")
-    assert {("traceparent", "00-1"), ("authorization", "Bearer t")} <= set(served.service.metadata["r"])
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "headers"),
-    [
-        (InvalidRequestError("wrong"), 400, {}),
-        (NotFoundError("unknown"), 404, {}),
-        (QueueFull("full", 0.25), 429, {"retry-after": "1", "retry-after-ms": "250"}),
-        (RuntimeError("secret"), 500, {}),
-    ],
-)
-def test_errors_have_their_status_and_triton_s_form(
-    served: ServedHttp, error: Exception, status: int, headers: dict[str, str]
-) -> None:
-    client = served.client()
-    client.send(post(INFER, request("r")))
-    served.service.await_received(1)
-    served.service.fail("r", error)
-    answer = client.read()
-    assert answer.status == status
-    assert headers.items() <= answer.headers.items()
-    assert list(answer.json) == ["error"]
-    assert "secret" not in answer.error
 
 
 def test_long_json_is_handled_without_stopping_the_others(served: ServedHttp) -> None:
