@@ -149,5 +149,6 @@ def _(served: Served) -> Any:
             finally:
                 running.cancel()
     finally:
-        # The second signal ends it without a wait.
-        server.stop()
+        # A signal would wait for the end of the request that hangs.
+        server.process.kill()
+        server.wait()
