@@ -46,7 +46,7 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,processes.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo recording embeddings test test-embeddings test-processes test-ray test-benchmarks test-installs first-hour test-exporting mutants fuzz soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench bench-peers bench-report bench-agreement bench-observability bench-python bench-python-report real-models bench-processes gpu-bench protos protos-check client-threads client-threads-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
+.PHONY: help run demo recording embeddings test test-embeddings test-processes test-ray test-benchmarks test-installs first-hour test-exporting mutants fuzz soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench bench-peers bench-report bench-agreement bench-observability bench-python bench-python-report real-models bench-sequences bench-processes gpu-bench protos protos-check client-threads client-threads-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -156,6 +156,9 @@ bench-python-report: $(VENV)/.dev ## write docs/results/python_models.md from th
 real-models: $(VENV)/.dev $(REAL_MODELS)/.done $(if $(QUICK),,$(LOAD)) ## serve models of Python packages (130 MB): verdicts, answers, time to ready, default batch sizes beside the best; writes docs/results/real_models.md (two hours; QUICK=1: verdicts and answers of the small ones, a minute; ONLY=detection,magika; RATES=detection,magika: rates of these; ROUNDS=3; ROUNDS=0: without rates)
 	@PYTHONPATH=benchmarks $(BIN)/python -m real_models.run --files $(REAL_MODELS) $(if $(QUICK),--quick,--load $(LOAD)) $(if $(ONLY),--only $(ONLY)) $(if $(RATES),--rates $(RATES)) $(if $(ROUNDS),--rounds $(ROUNDS))
 	@$(if $(QUICK)$(ONLY),,PYTHONPATH=benchmarks $(BIN)/python -m real_models.report)
+
+bench-sequences: $(VENV)/.dev $(REAL_MODELS)/.done $(LOAD) ## measure silero-vad with states in the server beside clients that send them (three minutes; ROUNDS=5)
+	@PYTHONPATH=benchmarks $(BIN)/python -m real_models.sequences --files $(REAL_MODELS) --load $(LOAD) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 bench-agreement: $(LOAD) $(VENV)/.dev ## compare `tensorferry bench` with the load generator in C (three minutes; QUICK=1: half a minute; ROUNDS=5)
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/load_test_agreement.py --load $(LOAD) $(if $(QUICK),--quick) $(if $(ROUNDS),--rounds $(ROUNDS))

@@ -34,6 +34,7 @@ PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "execution": (BATCHER + "execution", ("tests/batcher/execution", "tests/batcher")),
     "pipeline": (BATCHER + "pipeline", ("tests/batcher/pipeline", "tests/batcher")),
     "learning": (BATCHER + "learning", ("tests/batcher/learning", "tests/batcher")),
+    "sequences": (BATCHER + "sequences", ("tests/batcher/sequences",)),
     "inference": (SERVER + "inference", ("tests/server/inference", "tests/server/transport", *DOORS)),
     "transport": (SERVER + "transport", ("tests/server/transport", *DOORS)),
     "models": (

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 CLIENT = Path(__file__).parent / "tensorferry" / "client"
-MODULES = ("inference", "server_calls", "shared_memory")
+MODULES = ("inference", "sequence", "server_calls", "shared_memory")
 HEADER = "# Generated from {source} by `make client-threads`. Do not edit.\n"
 
 # Replaced in this order, as regular expressions.
@@ -32,6 +32,7 @@ RULES = (
     (r"\bAsyncIterable\[[^\[\]]+\] \| ", ""),
     (r"\b__a(enter|exit)__\b", r"__\1__"),
     (r"\baclosing\b", "closing"),
+    (r"\baclose\(\)", "close()"),
     (r"\bimport asyncio\b", "import time"),
     (r"\basyncio\.sleep\b", "time.sleep"),
     (r"\btensorferry\.client\.aio\b", "tensorferry.client.threads"),

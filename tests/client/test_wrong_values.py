@@ -45,8 +45,8 @@ def test_every_method_that_takes_a_timeout_is_here() -> None:
     found = {
         name for name, one in methods if name[0] != "_" and "timeout" in inspect.signature(one).parameters
     }
-    # The timeout of shared memory is for its `with` statement: memory/test_shared_memory.py.
-    assert found == {name for name, _ in METHODS} | {"shared_memory"}
+    # The timeouts of these two are for their `with` statements: memory/test_shared_memory.py, and below.
+    assert found == {name for name, _ in METHODS} | {"shared_memory", "sequence"}
 
 
 def test_timeouts(client: InferenceClient, servicer: ScriptedServicer) -> None:
@@ -72,6 +72,8 @@ def test_a_timeout_is_checked_when_the_answer_is_known(client: InferenceClient) 
 def test_a_stream_is_checked_before_it_begins(client: InferenceClient) -> None:
     with pytest.raises(InvalidInput, match="timeout"):
         client.stream("row", [], timeout=0)
+    with pytest.raises(InvalidInput, match="timeout"):
+        client.sequence("row", timeout=0)
     with pytest.raises(InvalidInput, match=r"write \[inputs\]"):
         client.stream("row", ROW)  # type: ignore[arg-type]
 

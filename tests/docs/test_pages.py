@@ -16,8 +16,8 @@ from tensorferry.client import InferenceClient, InferenceError
 # These pages have their own tests below, with their own servers.
 WITH_OWN_SERVER = (
     "docs/guides/exporting.md", "docs/guides/image_classification.md", "docs/guides/kubernetes.md",
-    "docs/guides/python_models.md", "docs/guides/security.md", "docs/guides/tables.md",
-    "docs/guides/text_embeddings.md", "docs/reference/repository.md",
+    "docs/guides/python_models.md", "docs/guides/security.md", "docs/guides/sequences.md",
+    "docs/guides/tables.md", "docs/guides/text_embeddings.md", "docs/reference/repository.md",
 )  # fmt: skip
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
@@ -81,6 +81,18 @@ def test_the_repository_page(place: Place) -> None:
     for block in PYTHON:
         if block.page == "docs/reference/repository.md":
             execute(block, other)
+    assert other.server.stop() == 0, other.server.log
+
+
+def test_the_page_of_sequences(place: Place) -> None:
+    page = "docs/guides/sequences.md"
+    model, client = (block for block in PYTHON if block.page == page)
+    execute(model, place)
+    other = place.with_server("level.onnx", "--state", "past=next")
+    execute(client, other)
+    for command in COMMANDS:
+        if command.page == page and not reason(not_run.COMMANDS, page, command.text):
+            follow(command, other)
     assert other.server.stop() == 0, other.server.log
 
 

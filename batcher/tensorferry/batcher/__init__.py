@@ -20,6 +20,8 @@ from tensorferry.batcher.errors import (
     QueueFull,
     RequestTooLarge,
     RunTimedOut,
+    SequenceEnded,
+    SequenceNotStarted,
     Shed,
 )
 from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, QueuePolicy
@@ -35,7 +37,22 @@ if TYPE_CHECKING:
     from tensorferry.batcher.pipeline.pipeline import Pipeline
     from tensorferry.batcher.pipeline.stage import Stage, StageModel
     from tensorferry.batcher.pipeline.tensors import stack_rows
-    from tensorferry.batcher.request import BatchInfo, CloseReason, Outcome, Request, StageOutcome, Tensor
+    from tensorferry.batcher.request import (
+        BatchInfo,
+        CloseReason,
+        Outcome,
+        Request,
+        SequenceTag,
+        StageOutcome,
+        Tensor,
+    )
+    from tensorferry.batcher.sequences.sequence import (
+        EndReason,
+        SequenceLimits,
+        SequenceStatistics,
+        StateTensor,
+    )
+    from tensorferry.batcher.sequences.stateful_batcher import StatefulBatcher
     from tensorferry.batcher.statistics.counters import BatcherStatistics
     from tensorferry.batcher.statistics.histogram import BOUNDS, Histogram, interval_of
     from tensorferry.batcher.statistics.recent_batches import BatchMember, BatchRecord
@@ -61,8 +78,14 @@ _MODULES = {
     "CloseReason": "request",
     "Outcome": "request",
     "Request": "request",
+    "SequenceTag": "request",
     "StageOutcome": "request",
     "Tensor": "request",
+    "EndReason": "sequences.sequence",
+    "SequenceLimits": "sequences.sequence",
+    "SequenceStatistics": "sequences.sequence",
+    "StateTensor": "sequences.sequence",
+    "StatefulBatcher": "sequences.stateful_batcher",
     "BatcherStatistics": "statistics.counters",
     "BOUNDS": "statistics.histogram",
     "Histogram": "statistics.histogram",
@@ -96,6 +119,7 @@ __all__ = [
     "ClientPolicy",
     "CloseReason",
     "DeadlineExceeded",
+    "EndReason",
     "Histogram",
     "InstanceFailed",
     "InstanceHealthCallback",
@@ -115,11 +139,18 @@ __all__ = [
     "RequestTooLarge",
     "ResponseBurstHook",
     "RunTimedOut",
+    "SequenceEnded",
+    "SequenceLimits",
+    "SequenceNotStarted",
+    "SequenceStatistics",
+    "SequenceTag",
     "Shed",
     "Stage",
     "StageModel",
     "StageOutcome",
     "StagedModel",
+    "StateTensor",
+    "StatefulBatcher",
     "Tensor",
     "batch_inference",
     "interval_of",

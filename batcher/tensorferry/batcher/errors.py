@@ -16,6 +16,14 @@ class InvalidRequest(BatcherError, ValueError):
     """The request's arrays cannot be batched: no rows, or rows that differ between inputs."""
 
 
+class SequenceNotStarted(InvalidRequest):
+    """The first request of a sequence does not say that it starts one."""
+
+
+class SequenceEnded(BatcherError):
+    """The sequence of the request has ended. The message says why."""
+
+
 class RequestTooLarge(BatcherError, ValueError):
     """The request alone exceeds a bound of the queue and could never be accepted."""
 

@@ -103,6 +103,22 @@ class Outcome(NamedTuple):
     stages: tuple[StageOutcome, ...] = ()
 
 
+class SequenceTag(NamedTuple):
+    """What a request says of its sequence, and what tells its sequence from others.
+
+    `id` is None for a request that is a sequence by itself. Sequences of two owners or streams are different ones, also with
+    an equal `id`. `stream` is any object that stands for the connection, None without one. `wanted` are the outputs of
+    states that the caller gets, too.
+    """
+
+    id: int | str | None
+    owner: str = ""
+    stream: object = None
+    start: bool = False
+    end: bool = False
+    wanted: frozenset[str] = frozenset()
+
+
 class Request:
     """One request.
 
@@ -116,7 +132,8 @@ class Request:
     if the policy of its class allows requests to say so (see `QueuePolicy`). `tag` identifies the request in the record of
     the last batches; it should be small. `client` names the client (see `ClientPolicy`). `shared` has the positions, in
     `tensors`, of those without rows: the model gets them once per batch. Requests of equal `key` must have equal ones.
-    `owner` is the caller's own; the parts of a split request have it too.
+    `owner` is the caller's own; the parts of a split request have it too. `sequence` is what it says of its sequence, for a
+    `StatefulBatcher`.
 
     A request of more rows than a batch may have `groups`, if its rows differ in shape: requests of equal rows, which hold the
     tensors and run in its place. `places` then has the place of each row among the rows of the groups.
@@ -146,6 +163,7 @@ class Request:
         "retried",
         "rows",
         "rows_counted",
+        "sequence",
         "shared",
         "split_parts",
         "started",
@@ -172,6 +190,7 @@ class Request:
         client: str = "",
         shared: frozenset[int] = _NONE,
         owner: Any = None,
+        sequence: SequenceTag | None = None,
     ) -> None:
         self.tensors = tensors
         self.shared = shared
@@ -191,6 +210,7 @@ class Request:
         self.tag = tag
         self.client = client
         self.owner = owner
+        self.sequence = sequence
         self.timed_out = False
         self.arrival = _NAN
         # Its number among the queued requests; a request that is queued again keeps it.

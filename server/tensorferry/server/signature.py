@@ -104,11 +104,15 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The inputs and outputs of a model, in the model's order. A request can omit `optional` inputs."""
+    """The inputs and outputs of a model, in the model's order.
+
+    A request can omit `optional` inputs. It gets the outputs `on_request` only if it names them.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     optional: tuple[TensorSpec, ...] = ()
+    on_request: tuple[TensorSpec, ...] = ()
 
     def with_given_inputs(self, names: Collection[str]) -> Signature:
         """Return the signature of a request with these inputs: the optional ones among them become required inputs."""

@@ -24,6 +24,7 @@ from tensorferry.batcher import (
     QueueFull,
     RequestTooLarge,
     RunTimedOut,
+    SequenceEnded,
     Shed,
 )
 from tensorferry.protos.errors import TensorError
@@ -106,6 +107,7 @@ _TABLE = (
     _Mapping(RunTimedOut, grpc.StatusCode.DEADLINE_EXCEEDED),
     _Mapping(Cancelled, grpc.StatusCode.CANCELLED),
     _Mapping(LoadFailedError, grpc.StatusCode.FAILED_PRECONDITION),
+    _Mapping(SequenceEnded, grpc.StatusCode.FAILED_PRECONDITION),
     _Mapping(OneProcessError, grpc.StatusCode.FAILED_PRECONDITION),
     _Mapping(UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
     _Mapping(ModelFailedError, grpc.StatusCode.INTERNAL),

@@ -82,7 +82,7 @@ class OnnxModel:
     """An ONNX file as a step of a pipeline, or served by itself. Made by `onnx`.
 
     `address` is where the file is fetched from, empty for a local one; `path` is then only its name. `head` is added to the
-    end of its graph.
+    end of its graph. `states` maps inputs to the outputs that are their next values in a sequence.
     """
 
     name: str
@@ -92,6 +92,7 @@ class OnnxModel:
     pad_values: Mapping[str, Any] = field(default_factory=dict)
     address: str = field(default="", repr=False)
     head: TextHead | None = None
+    states: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,13 +230,14 @@ def onnx(
     max_batch_size: int | None = None,
     pad_lengths: tuple[str, Sequence[int]] | None = None,
     pad_values: Mapping[str, Any] | None = None,
+    states: Mapping[str, str] | None = None,
 ) -> OnnxModel:
     """Declare an ONNX file as a model. A relative path starts at the directory of the file that declares it.
 
     In place of a path there can be an address, such as "hf://ORG/REPO/model.onnx"; the server fetches it when it starts.
     `name` is that of the file by default. `pad_lengths` is the name of an axis and ascending lengths: inputs of different
-    lengths are padded to the next one, with the `pad_values` of each input, so that they can share a batch. Other settings
-    are those of the server, or of the model's table in its configuration file. Raises DeclarationError.
+    lengths are padded to the next one, with the `pad_values` of each input, so that they can share a batch. `states` maps
+    inputs to outputs: in a sequence of requests, an output is the input of the next one. Other settings are those of the server, or of the model's table in its configuration file. Raises DeclarationError.
     """
     address = address_of(path)
     file = Path(name_at(address) if address else path)
@@ -249,7 +251,9 @@ def onnx(
         raise DeclarationError(
             f"model {named!r} has pad_values without pad_lengths; say which axis is padded to which lengths"
         )
-    return OnnxModel(named, file, max_batch_size, lengths, dict(pad_values or {}), address)
+    return OnnxModel(
+        named, file, max_batch_size, lengths, dict(pad_values or {}), address, states=dict(states or {})
+    )
 
 
 def address_of(path: str | Path) -> str:
@@ -308,6 +312,10 @@ def pipeline(
                 f"a step of pipeline {name!r} is {each!r}; it must be made by model, onnx or step, or be a model's name"
             )
         declared.append(each if isinstance(each, Step) else step(each))
+        if isinstance(declared[-1].model, OnnxModel) and declared[-1].model.states:
+            raise DeclarationError(
+                f"step {declared[-1].name!r} of pipeline {name!r} has states, which only a model by itself can have; leave them out"
+            )
     if outputs is not None and not outputs:
         raise DeclarationError(
             f"pipeline {name!r} has no outputs; name at least one tensor, or leave `outputs` out"

@@ -239,6 +239,10 @@ class RequestCompleter:
         if math.isnan(request.started):
             # It never ran. The tensors of a request that ran are released by its worker.
             request.tensors = ()
+        self.call(complete, outcome)
+
+    def call(self, complete: Callable[[Outcome], None], outcome: Outcome) -> None:
+        """Call a completion, whose exception is logged."""
         try:
             complete(outcome)
         except BaseException:

@@ -12,11 +12,12 @@ import grpc
 
 from tensorferry.client import errors
 from tensorferry.client.aio import stream, waits
+from tensorferry.client.aio.sequence import InferenceSequence
 from tensorferry.client.aio.shared_memory import SharedMemoryCalls
 from tensorferry.client.base import StreamPlan
 from tensorferry.client.connection.context import CallContext, Compression, Headers
 from tensorferry.client.connection.endpoints import Connection
-from tensorferry.client.connection.retry import Attempts
+from tensorferry.client.connection.retry import Attempts, is_repeatable
 from tensorferry.client.errors import InferenceError, ResourceExhausted
 from tensorferry.client.inflight import Outcome, id_of
 from tensorferry.client.messages import chunks, codec, rpcs
@@ -166,6 +167,33 @@ class InferenceCalls(SharedMemoryCalls):
         )
         return self._stream(plan, stream.complete(requests, plan.defaults))
 
+    def sequence(
+        self,
+        model: str,
+        *,
+        version: str = "",
+        timeout: float | None = None,
+        metadata: Headers = (),
+        compression: Compression | None = None,
+    ) -> InferenceSequence:
+        """Begin a sequence of requests to a model that keeps state between them. Use it as a context manager.
+
+        Its requests go over a stream of their own, so that they reach one process of a server. `timeout`
+        covers the whole sequence.
+
+        >>> async with client.sequence("digits") as sequence:
+        ...     result = await sequence.infer({"image": np.zeros((1, 8, 8), np.uint8)})
+        >>> result["probabilities"].shape
+        (1, 10)
+        """
+        in_order, in_flight = True, 1
+        plan = self._plan_stream(
+            model, version, in_order, in_flight, timeout, None, None, metadata, compression, "raise"
+        )
+        return InferenceSequence(
+            lambda requests: self._stream(plan, stream.complete(requests, plan.defaults))
+        )
+
     async def _stream(
         self, plan: StreamPlan, requests: AsyncGenerator[StreamRequest]
     ) -> AsyncGenerator[Outcome]:
@@ -216,7 +244,7 @@ class InferenceCalls(SharedMemoryCalls):
     ) -> Outcome:
         """Return the last outcome of a stream's request. A refused request is sent again, as a unary call."""
         try:
-            if isinstance(outcome, ResourceExhausted):
+            if isinstance(outcome, ResourceExhausted) and is_repeatable(request):
                 attempts = self._attempts(request)
                 context = context.of_request(request.id)
                 await self._wait(outcome, None, attempts, context)

@@ -31,6 +31,10 @@ class Closing:
         return self._event.is_set()
 
 
+# Hands requests to the task that sends them.
+Queue = asyncio.Queue
+
+
 def caller_cancelled() -> bool:
     """Return whether the caller cancelled the task; if not, grpcio raised CancelledError for a closed call."""
     task = asyncio.current_task()

@@ -14,6 +14,8 @@ from tensorferry.client.errors import DeadlineExceeded, Unavailable
 
 # Ends every wait before a retry.
 Closing = threading.Event
+# Hands requests to the thread that sends them.
+Queue = queue.SimpleQueue
 
 
 def first_answer(methods: Iterable[Any], request: object, options: Mapping[str, Any]) -> Any:

@@ -17,6 +17,7 @@ from tensorferry.server.config.option_groups.observability import ObservabilityO
 from tensorferry.server.config.option_groups.permissions import PermissionOptions
 from tensorferry.server.config.option_groups.request_limits import RequestLimitOptions
 from tensorferry.server.config.option_groups.security import SecurityOptions
+from tensorferry.server.config.option_groups.sequences import SequenceOptions
 from tensorferry.server.config.option_groups.shutdown import ShutdownOptions
 from tensorferry.server.models.remote.url import RemoteUrl
 
@@ -58,6 +59,7 @@ class ServerConfig(
     SecurityOptions,
     DeviceOptions,
     BatchingOptions,
+    SequenceOptions,
     RequestLimitOptions,
     ClientLimitOptions,
     ShutdownOptions,
@@ -99,6 +101,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         "TLS and authentication": SecurityOptions,
         "devices": DeviceOptions,
         "batching and scheduling": BatchingOptions,
+        "sequences": SequenceOptions,
         "limits for requests and all clients": RequestLimitOptions,
         "limits for each client": ClientLimitOptions,
         "shutdown": ShutdownOptions,

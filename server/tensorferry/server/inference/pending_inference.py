@@ -45,8 +45,12 @@ class PendingInference(Request, InferenceCall, InferenceReply):
         finish: Callable[[Any], None],
         trace: RequestTrace | None = None,
         owner: object = None,
+        stream: object = None,
     ) -> None:
         template, self.request_id, self._id_field, tensors = match
+        sequence = template.sequence
+        if sequence is not None:
+            sequence = sequence._replace(owner=client, stream=stream)
         super().__init__(
             tensors,
             self.completed,
@@ -62,6 +66,7 @@ class PendingInference(Request, InferenceCall, InferenceReply):
             client=client,
             shared=template.shared,
             owner=owner,
+            sequence=sequence,
         )
         self._template = template
         self.metadata = metadata
@@ -195,10 +200,11 @@ class SharedMemoryInference(PendingInference):
         finish: Callable[[Any], None],
         trace: RequestTrace | None,
         owner: object,
+        stream: object,
         lease: RegionLease,
         response_spec: ResponseSpec,
     ) -> None:
-        super().__init__(match, deadline, client, metadata, finish, trace, owner)
+        super().__init__(match, deadline, client, metadata, finish, trace, owner, stream)
         self._lease = lease
         self._response_spec = response_spec
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tensorferry.batcher import BatcherClosed, BatcherError
+from tensorferry.batcher import BatcherClosed, BatcherError, StatefulBatcher
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import (
@@ -80,6 +80,12 @@ class InferenceService:
         if self._crash_watch is not None:
             self._crash_watch.waiting.close()
 
+    def end_stream(self, stream: object) -> None:
+        """End the sequences of a stream that is over."""
+        for model in self._registry.models():
+            if isinstance(model.batcher, StatefulBatcher):
+                model.batcher.end_stream(stream)
+
     def models_changed(self) -> None:
         """Release models that are no longer served."""
         self._templates.forget(self._registry.generation)
@@ -122,14 +128,15 @@ class InferenceService:
         metadata: Metadata = (),
         caller: ClientIdentity = ANONYMOUS,
         *,
-        streamed: bool = False,
+        stream: object = None,
         run_soon: Callable[[InlineRunner], None] | None = None,
         unpacker: Unpacker | None = None,
     ) -> InferenceCall:
         """Serve one serialised ModelInferRequest. Call `complete` exactly once, perhaps before this returns.
 
         `deadline` is on the clock of `time.monotonic`, inf for none.
-        `metadata` and `caller` are those of the call. `streamed` says that the message came in a stream.
+        `metadata` and `caller` are those of the call. `stream` is any object that stands for the stream of the message, for
+        which `end_stream` is called at its end; None for a message that came alone.
         A caller that runs short batches itself gives `run_soon`, which gets the batcher if its `run_inline` must be
         called soon; no worker is woken then. A caller that must not wait gives an `unpacker`, which submits compressed
         messages on other threads. Never blocks else; every error arrives in the reply.
@@ -151,7 +158,7 @@ class InferenceService:
                     message = data
                     if is_compressed(data):
                         if unpacker is not None:
-                            return unpacker.submit(data, deadline, complete, metadata, caller, streamed)
+                            return unpacker.submit(data, deadline, complete, metadata, caller, stream)
                         message = decompress(data, self.limits.message_bytes)
                         match = self._templates.find(message, generation)
                 if match is None:
@@ -175,7 +182,7 @@ class InferenceService:
                 sampled = True
                 if self._tracer.sources or trace is not None:
                     trace = trace or self._tracer.begin(
-                        template.model, match[1], now, metadata, caller, streamed=streamed
+                        template.model, match[1], now, metadata, caller, streamed=stream is not None
                     )
                     if trace is not None:
                         finish = traced_completion(
@@ -186,9 +193,13 @@ class InferenceService:
                             origin = (origin or NO_ORIGIN)._replace(trace=trace.context)
                 latest = min(deadline, now + template.timeout)
                 if unmatched is None:
-                    pending = PendingInference(match, latest, caller.name, metadata, finish, trace, origin)
+                    pending = PendingInference(
+                        match, latest, caller.name, metadata, finish, trace, origin, stream
+                    )
                 else:
-                    pending = unmatched.pending(match, latest, caller.name, metadata, finish, trace, origin)
+                    pending = unmatched.pending(
+                        match, latest, caller.name, metadata, finish, trace, origin, stream
+                    )
                 if unmatched is None or unmatched.empty_outputs is None:
                     batcher = template.model.batcher
                     if batcher.enqueue(pending, notify=run_soon is None) and run_soon is not None:
@@ -208,15 +219,15 @@ class InferenceService:
                     continue
                 request_id, addressed = _identity_of(match, unmatched)
                 if isinstance(error, SuspectError) and self._crash_watch is not None:
-                    again = partial(
-                        self.submit, data, deadline, complete, metadata, caller, streamed=streamed
-                    )
+                    again = partial(self.submit, data, deadline, complete, metadata, caller, stream=stream)
                     fail = partial(self._fail, complete, request_id, addressed, metadata)
                     waiting = self._crash_watch.waiting.put(again, fail)
                     if waiting is not None:
                         return waiting
                 if not sampled and self._tracer.sources:
-                    trace = self._tracer.begin(None, request_id, now, metadata, caller, streamed=streamed)
+                    trace = self._tracer.begin(
+                        None, request_id, now, metadata, caller, streamed=stream is not None
+                    )
                 complete(self._rejected(error, error_reply(request_id, error, addressed, metadata, trace)))
                 return FinishedCall(trace)
 

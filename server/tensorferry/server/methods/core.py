@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tensorferry.batcher import StatefulBatcher
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, ServerError
 from tensorferry.server.inference.service import InferenceService
@@ -85,9 +86,16 @@ class CoreMethods:
             "batching_verdict": model.batching_verdict,
         }
         axes = model.signature.batch_axes
+        if isinstance(model.batcher, StatefulBatcher):
+            properties["states"] = ",".join(f"{one}={other}" for one, other in model.batcher.states.items())
         if axes:
             properties["batch_axes"] = ",".join(f"{name}={axis}" for name, axis in axes.items())
-        elif model.batched and model.batching_verdict in _INDEPENDENT:
+        elif (
+            model.batched
+            and model.batching_verdict in _INDEPENDENT
+            # A request of a sequence has one row.
+            and not isinstance(model.batcher, StatefulBatcher)
+        ):
             # Clients split larger requests, along axis 0.
             limits = self._service.limits
             properties["max_request_rows"] = str(limits.rows or model.batcher.settings.max_queue_size)

@@ -102,16 +102,20 @@ class Replica:
     ) -> AsyncIterator[SerializedMessage]:
         """Run the requests of a stream; the metadata selects request order or completion order of the responses."""
         metadata = grpc_context.invocation_metadata()
+        token = object()
         stream = RayStream(
-            partial(self.reply, streamed=True),
+            partial(self.reply, stream=token),
             self._service.status_of,
             decode_deadline(metadata),
             metadata,
             max_in_flight=self._app.config.max_in_flight_per_stream,
             max_bytes=UnreadResponses(self._app.config.max_unsent_bytes).stream_limit,
         )
-        async for message in stream.responses(requests):
-            yield SerializedMessage(message)
+        try:
+            async for message in stream.responses(requests):
+                yield SerializedMessage(message)
+        finally:
+            self._service.end_stream(token)
         if stream.end is not None:
             # Ray sends the context only with a message; the proxy drops the empty message.
             yield self._error(stream.end, grpc_context)
@@ -159,7 +163,7 @@ class Replica:
             app.stop()
 
     async def reply(
-        self, request: bytes, deadline: float, metadata: Any, *, streamed: bool = False
+        self, request: bytes, deadline: float, metadata: Any, *, stream: object = None
     ) -> InferenceReply:
         """Return the reply to a request; cancelling the caller cancels the request."""
         loop = asyncio.get_running_loop()
@@ -169,7 +173,7 @@ class Replica:
         future: asyncio.Future[InferenceReply] = loop.create_future()
         put = dispatcher.put
         call: InferenceCall = self._service.submit(
-            request, deadline, lambda reply: put(future, reply), metadata, streamed=streamed
+            request, deadline, lambda reply: put(future, reply), metadata, stream=stream
         )
         try:
             return await future

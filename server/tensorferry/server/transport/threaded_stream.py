@@ -46,6 +46,8 @@ class ResponseStream:
         self._deadline = deadline
         self._options = admission.options
         self._metadata = metadata
+        # What sequences of this stream refer to, also after its end.
+        self._token = object()
         # Belongs to the reader.
         self._authorization: StreamAuthorization | None = admission.authorization
         # Guards every field below. While it is held no request is submitted or cancelled and no message is read,
@@ -152,7 +154,7 @@ class ResponseStream:
             entry = self._state.request_read(len(data))
         complete = partial(self._complete, entry)
         call = self._service.submit(
-            data, self._deadline, complete, self._metadata, caller=caller, streamed=True
+            data, self._deadline, complete, self._metadata, caller=caller, stream=self._token
         )
         with self._lock:
             entry.call = call
@@ -188,5 +190,6 @@ class ResponseStream:
             self._may_read.notify()
             self._may_send.notify()
         self._unread.close(self._account)
+        self._service.end_stream(self._token)
         for call in calls:
             call.abandon()

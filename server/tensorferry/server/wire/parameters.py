@@ -20,6 +20,9 @@ TIMEOUT = "timeout"
 # The request's class, 1 the highest, as Triton's clients send it.
 PRIORITY = "priority"
 
+# Of a request that belongs to a sequence, as Triton's clients send them.
+SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = "sequence_id", "sequence_start", "sequence_end"
+
 # The key of the only element of a BYTES input, and with a number those of several, from `text_0`.
 TEXT = "text"
 _TEXT_KEYS = re.compile(f"{TEXT}(_[0-9]+)?")
@@ -28,15 +31,15 @@ _TEXT_KEYS = re.compile(f"{TEXT}(_[0-9]+)?")
 _RESERVED = "triton_"
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 
-# The types of parameters with a fixed type. As in Triton, a sequence's parameters are checked and have no meaning for a
-# model without sequence batching, which none has here. `timeout` may be unsigned, unlike in Triton, because some clients'
+# The types of parameters with a fixed type. As in Triton, a sequence's parameters are checked also for a model without
+# sequences, for which they have no meaning. `timeout` may be unsigned, unlike in Triton, because some clients'
 # libraries have no other integer for it.
 _KINDS = {
     TIMEOUT: ("int64_param", "uint64_param"),
     PRIORITY: ("int64_param", "uint64_param"),
-    "sequence_id": ("int64_param", "string_param"),
-    "sequence_start": ("bool_param",),
-    "sequence_end": ("bool_param",),
+    SEQUENCE_ID: ("int64_param", "string_param"),
+    SEQUENCE_START: ("bool_param",),
+    SEQUENCE_END: ("bool_param",),
     _EMPTY_FINAL: ("bool_param",),
 }
 
@@ -49,12 +52,22 @@ _MEANINGS = {
 class RequestParameters(NamedTuple):
     """The parameters that have a meaning here.
 
-    `timeout` is in seconds, inf for none. `priority` is a class, 0 for none.
+    `timeout` is in seconds, inf for none. `priority` is a class, 0 for none. `sequence` is None for a request without a
+    sequence's id; an id of 0 or "" is none, too.
     """
 
     timeout: float
     priority: int
     explain: bool
+    sequence: SequenceParameters | None = None
+
+
+class SequenceParameters(NamedTuple):
+    """The sequence of a request, and whether the request is its first and its last."""
+
+    id: int | str
+    start: bool
+    end: bool
 
 
 _NONE = RequestParameters(math.inf, 0, explain=False)
@@ -80,7 +93,18 @@ def read_parameters(request: pb.ModelInferRequest) -> RequestParameters:
         timeout=(_natural(parameters, TIMEOUT) or math.inf) / 1e6,
         priority=_natural(parameters, PRIORITY),
         explain=EXPLAIN in parameters and parameters[EXPLAIN].bool_param,
+        sequence=_sequence(parameters),
     )
+
+
+def _sequence(parameters: Any) -> SequenceParameters | None:
+    if SEQUENCE_ID not in parameters:
+        return None
+    number = parameter_value(parameters[SEQUENCE_ID], SEQUENCE_ID, *_KINDS[SEQUENCE_ID])
+    if not number:
+        return None
+    start, end = (key in parameters and parameters[key].bool_param for key in (SEQUENCE_START, SEQUENCE_END))
+    return SequenceParameters(number, start, end)
 
 
 def text_parameters(tensor: pb.ModelInferRequest.InferInputTensor) -> Sequence[bytes] | None:

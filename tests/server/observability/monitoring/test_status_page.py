@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ import pytest
 from support.server.pipelines import PROCESS, BranchedModel
 from support.server.rig import PATIENCE, ask, signature, spec
 
-from tensorferry.batcher import Batcher, QueueFull, QueuePolicy
+from tensorferry.batcher import Batcher, QueueFull, QueuePolicy, StatefulBatcher, StateTensor
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
@@ -184,6 +185,7 @@ def test_status_of_a_model(served: ServedRoutes, model: Model, runner: ScriptedR
         "devices": ["cuda:1"],
         "batches_in_flight_per_device": 1,
         "padded_lengths": [],
+        "states": {},
         "slo_seconds": 0.5,
         "max_queue_rows": 8,
         "max_queue_bytes": 1 << 30,
@@ -221,13 +223,15 @@ def test_every_field_is_documented_and_nothing_else_is(
     branched = BranchedModel(gated=False, processes=(PROCESS,))
     served.registry.mark_ready(branched.model)
     branched.submit().result(PATIENCE)
+    states = StatefulBatcher(lambda x: x, [StateTensor("past", "next", np.zeros((1, 1)))], max_batch_size=4)
+    served.registry.mark_ready(replace(model, name="states", batcher=states))
 
     def fields(reported: Any) -> Iterator[str]:
         if isinstance(reported, dict):
             for name, value in reported.items():
                 yield name
                 # The keys are sizes or reasons, which are values and not names.
-                if name not in ("by_rows", "row_seconds", "by_reason", "refusals"):
+                if name not in ("by_rows", "row_seconds", "by_reason", "refusals", "states", "ended"):
                     yield from fields(value)
         elif isinstance(reported, list):
             for one in reported:
@@ -238,6 +242,7 @@ def test_every_field_is_documented_and_nothing_else_is(
     documented = {name for row in rows for name in re.findall(r"\w+", row)}
     assert documented == set(fields(served.status()))
     branched.close()
+    states.close()
 
 
 def test_hostile_text_is_escaped(served: ServedRoutes, registry: ModelRegistry) -> None:

@@ -32,7 +32,7 @@ from tensorferry.server.inference.requests.request_limits import DEFAULT_LIMITS,
 from tensorferry.server.inference.responses.classification import BYTES, NO_LABELS, Classifier, class_count
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Span
 from tensorferry.server.signature import Signature, TensorSpec
-from tensorferry.server.wire.parameters import read_parameters
+from tensorferry.server.wire.parameters import SequenceParameters, read_parameters
 
 
 class ResponseSpec(NamedTuple):
@@ -56,7 +56,7 @@ class DecodedRequest:
 
     `signature` is the model's plus the optional inputs given. `rows` is the size of axis 0, 1 for a model that is not
     batched. Requests with an equal `key` may share a batch. `shared` has the positions of the tensors without rows.
-    `timeout` is in seconds, inf for none; `priority` is a class, 0 for none.
+    `timeout` is in seconds, inf for none; `priority` is a class, 0 for none. `sequence` is that of the request, if any.
     """
 
     signature: Signature
@@ -68,6 +68,7 @@ class DecodedRequest:
     timeout: float
     priority: int
     response_spec: ResponseSpec
+    sequence: SequenceParameters | None = None
 
 
 def decode_request(
@@ -133,6 +134,7 @@ def decode_request(
             class_counts=class_counts,
             spans=output_spans,
         ),
+        sequence=parameters.sequence,
     )
 
 
@@ -194,7 +196,7 @@ def _requested_outputs(
 ) -> tuple[TensorSpec, ...]:
     if not request.outputs:
         return signature.outputs
-    by_name = {spec.name: spec for spec in signature.outputs}
+    by_name = {spec.name: spec for spec in signature.outputs + signature.on_request}
     response_spec: dict[str, TensorSpec] = {}
     for output in request.outputs:
         if output.name not in by_name:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tensorferry.batcher import PadPlan, Tensor
+from tensorferry.batcher import PadPlan, SequenceTag, StatefulBatcher, Tensor
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.requests.codec import DecodedRequest, ResponseSpec
 from tensorferry.server.inference.responses.classification import Classifier
@@ -52,7 +52,8 @@ class RequestTemplate:
     """Everything about a request but its values, id and deadline.
 
     `timeout` and `max_queue_time` are in seconds, inf for none. `shapes` are those of the inputs, in the order of `names`.
-    `batch_axes` are those of the outputs of which it is not the first, as clients see them.
+    `batch_axes` are those of the outputs of which it is not the first, as clients see them. `sequence` is what a model with
+    states is told; its owner is that of the request.
     """
 
     model: Model
@@ -69,6 +70,7 @@ class RequestTemplate:
     padding: PadPlan | None
     batch_axes: Mapping[str, int]
     response: ResponseTemplate
+    sequence: SequenceTag | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +212,24 @@ def _template_of(model: Model, decoded: DecodedRequest, response: ResponseTempla
         timeout=timeout,
         max_queue_time=max_queue_time,
         padding=padding,
-        batch_axes={spec.name: spec.batch_axis for spec in decoded.signature.outputs if spec.batch_axis},
+        batch_axes={
+            spec.name: spec.batch_axis
+            for spec in decoded.signature.outputs + decoded.signature.on_request
+            if spec.batch_axis
+        },
         response=response,
+        sequence=_sequence_of(model, decoded),
     )
+
+
+def _sequence_of(model: Model, decoded: DecodedRequest) -> SequenceTag | None:
+    if not isinstance(model.batcher, StatefulBatcher):
+        return None
+    wanted = frozenset(output.name for output in decoded.response_spec.outputs)
+    if decoded.sequence is None:
+        return SequenceTag(None, start=True, end=True, wanted=wanted)
+    number, start, end = decoded.sequence
+    return SequenceTag(number, start=start, end=end, wanted=wanted)
 
 
 def _batch_key(shapes: Hashable, model: Model, decoded: DecodedRequest) -> Hashable:

@@ -91,13 +91,23 @@ class UnmatchedRequest:
         finish: Callable[[Any], None],
         trace: RequestTrace | None,
         owner: object = None,
+        stream: object = None,
     ) -> PendingInference:
         """Return the request for the batcher. It releases the shared memory when it has an outcome."""
         if self._lease:
             return SharedMemoryInference(
-                match, deadline, client, metadata, finish, trace, owner, self._lease, self._response_spec
+                match,
+                deadline,
+                client,
+                metadata,
+                finish,
+                trace,
+                owner,
+                stream,
+                self._lease,
+                self._response_spec,
             )
-        return PendingInference(match, deadline, client, metadata, finish, trace, owner)
+        return PendingInference(match, deadline, client, metadata, finish, trace, owner, stream)
 
     def release(self) -> None:
         """Release the shared memory of a request that no batcher accepted. Idempotent."""

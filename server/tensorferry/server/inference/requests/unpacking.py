@@ -29,7 +29,7 @@ class Submit(Protocol):
         metadata: Metadata,
         *,
         caller: ClientIdentity,
-        streamed: bool,
+        stream: object,
     ) -> InferenceCall:
         """Serve one request."""
 
@@ -87,7 +87,7 @@ class Unpacker:
         complete: Callable[[InferenceReply], None],
         metadata: Metadata,
         caller: ClientIdentity,
-        streamed: bool = False,
+        stream: object = None,
     ) -> InferenceCall:
         """See `InferenceService.submit`. A request that is withdrawn before a thread takes it is not unpacked."""
         pending = _PendingCall()
@@ -98,7 +98,7 @@ class Unpacker:
                 complete(error_reply("", left, ("", ""), metadata))
                 return
             try:
-                call = self._submit(data, deadline, complete, metadata, caller=caller, streamed=streamed)
+                call = self._submit(data, deadline, complete, metadata, caller=caller, stream=stream)
             except Exception as error:
                 _log.exception(
                     "a compressed request could not be served; this is a bug in tensorferry.server"

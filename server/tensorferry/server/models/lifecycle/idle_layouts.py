@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
+from tensorferry.batcher import StatefulBatcher
 from tensorferry.batcher.learning.paying_rows import powers_of_two
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ServerError, StartError
@@ -105,6 +106,9 @@ class IdleLayouts:
         if not self._registry.complete:
             return False
         model = self._registry.get(source.name, source.version)
+        if isinstance(model.batcher, StatefulBatcher):
+            _log.warning(_KEPT, source.name, "another one would end its sequences")
+            return True
         used = not varies(model.signature) or model.batcher.statistics().accepted
         if self._accepted() != before or not used:
             return False

@@ -23,6 +23,7 @@ from tensorferry.server.models.config_pbtxt.pbtxt import BatchingDecision, compl
 from tensorferry.server.models.config_pbtxt.supported_fields import ModelKind, check_fields
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.sequences import with_sequences
 from tensorferry.server.models.lifecycle.stages import build, instance_counts
 from tensorferry.server.models.lifecycle.text_models import check_task, with_head
 from tensorferry.server.models.repository.fetched_sources import fetch_declared, fetched_function
@@ -66,6 +67,8 @@ def _load_model(source: ModelSource, context: LoadContext) -> Model:
     if isinstance(declared, OnnxModel):
         check_settings_are_declared(source.config, source.name, "an ONNX model")
     step = _load_step(source, context)
+    if not isinstance(declared, FunctionModel):
+        step = with_sequences(source.name, step, declared, context.config.for_model(source.name))
     if step.open_layout:
         context.on_open_layout(source)
     plan = plan_pipeline(source.name, [place(source.name, step.signature, {}, {}, step)], None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tensorferry.batcher import (
@@ -19,6 +20,7 @@ from tensorferry.batcher import (
     RunTimedOut,
     Stage,
     StageModel,
+    StatefulBatcher,
     Tensor,
 )
 from tensorferry.server.config.limits import client_policy
@@ -27,7 +29,12 @@ from tensorferry.server.errors import NotReadyError
 from tensorferry.server.models.config_pbtxt.settings import ModelSettings
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.registry import ModelStep
-from tensorferry.server.python.steps.loaded_step import LoadedStep, StepInstance, WarmupTime
+from tensorferry.server.python.steps.loaded_step import (
+    DeclaredSequences,
+    LoadedStep,
+    StepInstance,
+    WarmupTime,
+)
 from tensorferry.server.python.steps.named_model import ModelReference, stage_model
 from tensorferry.server.python.steps.planning import Plan, PlannedStage, StepBinding
 from tensorferry.server.python.steps.stage_function import StageFunction, StageStep, StepTimes, no_calls
@@ -116,16 +123,20 @@ def make_batcher(
     settings: ModelSettings,
     functions: Sequence[ModelFunction],
     config: ServerConfig,
+    sequences: DeclaredSequences | None = None,
     **callbacks: Any,
 ) -> Batcher:
     """Return the batcher of a model, or of a stage of one.
 
-    `config` has the options of the model. `callbacks` are further arguments of `Batcher`.
+    `config` has the options of the model, `sequences` its states. `callbacks` are further arguments of `Batcher`.
     """
-    return Batcher(
+    make: Callable[..., Batcher] = Batcher
+    if sequences is not None:
+        make = partial(StatefulBatcher, states=sequences.states, limits=sequences.limits)
+    return make(
         functions,
-        settings.max_batch_size,
-        settings.max_queue_delay,
+        max_batch_size=settings.max_batch_size,
+        max_queue_delay=settings.max_queue_delay,
         preferred_batch_sizes=settings.preferred_batch_sizes if settings.merges else (),
         priority_weights=settings.priority_weights,
         default_priority=settings.default_priority,
@@ -197,6 +208,7 @@ class _StageBuilder:
             self._settings,
             [self._function(number) for number in range(len(self._instances))],
             self._context.config.for_model(self._model),
+            self._loaded[0].sequences,
             steady=self._steady,
             response_hook=hook,
             clients=clients,

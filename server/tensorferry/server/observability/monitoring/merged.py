@@ -16,7 +16,7 @@ from tensorferry.server.models.lifecycle.registry import ModelState
 # Number of batches per model and stage, as in the status of one process.
 _MAX_BATCHES = 32
 # Fields of a model's or stage's status that have only counts.
-_COUNTS = ("requests", "refusals", "times", "answer_seconds", "predictions", "padding", "queue")
+_COUNTS = ("requests", "refusals", "times", "answer_seconds", "predictions", "padding", "queue", "sequences")
 
 _T = TypeVar("_T")
 

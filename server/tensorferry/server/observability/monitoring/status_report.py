@@ -12,7 +12,14 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from tensorferry.batcher import BOUNDS, BatcherStatistics, BatchMember, BatchRecord, Pipeline
+from tensorferry.batcher import (
+    BOUNDS,
+    BatcherStatistics,
+    BatchMember,
+    BatchRecord,
+    Pipeline,
+    StatefulBatcher,
+)
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry, ModelState, RegistryEntry
@@ -104,6 +111,7 @@ class StatusReport:
                 "batching_verdict": model.batching_verdict,
                 "settings": self._settings(model),
                 **_counts(counted.counts, counted.of_batchers),
+                "sequences": _sequences(model),
                 "last_batches": _batches(model.batcher.last_batches()),
                 "steps": _steps(counted),
                 "stages": _stages(counted),
@@ -132,12 +140,27 @@ class StatusReport:
             "devices": model.devices,
             "batches_in_flight_per_device": 2 if settings.pipelined else 1,
             "padded_lengths": padding.lengths if padding is not None else (),
+            "states": model.batcher.states if isinstance(model.batcher, StatefulBatcher) else {},
             "slo_seconds": _finite(model.slo),
             "max_queue_rows": settings.max_queue_size,
             "max_queue_bytes": settings.max_queue_bytes,
             "max_message_bytes": self._config.max_message_bytes,
             "run_timeout_seconds": self._config.for_model(model.name).run_timeout,
         }
+
+
+def _sequences(model: Model) -> dict[str, Any]:
+    """Return counts of the sequences of a model with states; none for any other."""
+    if not isinstance(model.batcher, StatefulBatcher):
+        return {}
+    found = model.batcher.sequence_statistics()
+    return {
+        "living": found.living,
+        "waiting_requests": found.waiting,
+        "state_bytes": found.state_bytes,
+        "started": found.started,
+        "ended": {reason.value: count for reason, count in found.ended.items()},
+    }
 
 
 def _finite(seconds: float) -> float | None:
@@ -203,6 +226,7 @@ def _stage(stage: StageCounts, batches: Sequence[BatchRecord]) -> dict[str, Any]
         "max_batch_size": stage.settings.max_batch_size,
         "devices": stage.devices,
         **_counts(stage.counts, [stage.counts]),
+        "sequences": {},
         "last_batches": _batches(batches),
     }
 

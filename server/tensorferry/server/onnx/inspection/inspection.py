@@ -22,6 +22,7 @@ from tensorferry.server.models.repository.declared_sources import (
 from tensorferry.server.onnx.graph.rewriting.free_rows import NotFreed, write_freed
 from tensorferry.server.onnx.inspection.loaded_model import measure_model
 from tensorferry.server.onnx.inspection.model_argument import loaded_models, source_in
+from tensorferry.server.onnx.inspection.probable_states import probable_states
 from tensorferry.server.onnx.loading.preparation import PreparedModel, prepare_model
 from tensorferry.server.onnx.measuring.batch_sizes import best_size, full_batch
 from tensorferry.server.onnx.measuring.batch_times import BatchTime
@@ -69,6 +70,11 @@ class Inspection:
     devices: tuple[str, ...]
     measured: Measurements | None = None
     not_measured: str = ""
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """The outputs that seem to be the next values of inputs, by these."""
+        return probable_states(self.signature) if self.kind == "onnx" else {}
 
     @property
     def batches(self) -> tuple[BatchTime, ...]:

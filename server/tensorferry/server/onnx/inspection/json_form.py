@@ -42,6 +42,7 @@ def model_of(argument: str, found: Inspection, bounds: Sequence[float]) -> dict[
         "inputs": [_tensor(spec) for spec in signature.inputs],
         "optional_inputs": [_tensor(spec) for spec in signature.optional],
         "outputs": [_tensor(spec) for spec in signature.outputs],
+        "probable_states": found.states,
         "devices": found.devices,
         "batching": {
             **_fields(decision, ("verdict", "description", "max_batch_size")),

@@ -80,6 +80,12 @@ def _verdict(found: Inspection) -> Iterator[str]:
     yield from _labelled("copy", _COPY if decision.rewritten else "")
     for remedy in decision.remedies:
         yield from _labelled("change", remedy)
+    if found.states:
+        pairs = ",".join(f"{given}={taken}" for given, taken in found.states.items())
+        yield from _labelled(
+            "states",
+            f"--state {pairs} would keep these tensors in the server, for clients that send sequences",
+        )
 
 
 def _measured(found: Inspection, measured: Measurements) -> Iterator[str]:

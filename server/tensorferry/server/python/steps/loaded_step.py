@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from tensorferry.batcher import Padding, RunTimedOut, StagedModel
+from tensorferry.batcher import Padding, RunTimedOut, SequenceLimits, StagedModel, StateTensor
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.models.config_pbtxt.pbtxt import BatchingDecision
 from tensorferry.server.models.config_pbtxt.settings import ModelSettings
@@ -48,12 +48,21 @@ class MakeInstance(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class DeclaredSequences:
+    """The states of a model, and the bounds of its sequences."""
+
+    states: tuple[StateTensor, ...]
+    limits: SequenceLimits
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedStep:
     """A model that is loaded and checked. `make_instance` is called once for each of the settings' devices.
 
     `batching` describes batching and padding to people. `run_seconds` has the seconds of runs by rows; `warmup` has those
     that hold for all requests. `steady` says that a run's time depends on the inputs' shapes alone. `python` says that the
     step is a Python function. `open_layout` says that the layout of the cores is to be measured (`--instances auto`).
+    `sequences` has the states that its requests hand on; `signature` is without them.
     """
 
     name: str
@@ -70,3 +79,4 @@ class LoadedStep:
     steady: bool = False
     python: bool = False
     open_layout: bool = False
+    sequences: DeclaredSequences | None = None

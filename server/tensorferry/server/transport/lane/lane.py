@@ -166,7 +166,7 @@ class Lane:
         metadata: Metadata,
         caller: ClientIdentity,
         *,
-        streamed: bool = False,
+        stream: object = None,
     ) -> InferenceCall:
         """See `InferenceService.submit`. Short batches run on the polling thread when no event is left."""
         return self._service.submit(
@@ -175,7 +175,7 @@ class Lane:
             complete,
             metadata,
             caller,
-            streamed=streamed,
+            stream=stream,
             run_soon=self._run_soon,
             unpacker=self._unpacker,
         )
@@ -218,9 +218,10 @@ class Lane:
         call.start_server_batch(operations, MethodType(_refused, call))
 
     def stream_ended(self, stream: StreamCall) -> None:
-        """Stop counting a stream. Idempotent."""
+        """Stop counting a stream, and end its sequences. Idempotent."""
         if self._streams.unregister(stream):
             self.admission.calls.end_stream()
+            self._service.end_stream(stream.token)
 
     def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
         """See `InferenceService.status_of`. If the queue of the only model is full, the polling thread pauses.

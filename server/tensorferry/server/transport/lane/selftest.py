@@ -93,6 +93,9 @@ class _Echo:
         self._threads.submit(complete, BuiltReply("", build))
         return InferenceCall()
 
+    def end_stream(self, stream: object) -> None:
+        """See `InferenceService.end_stream`."""
+
     def count_refused(self, code: StatusCode) -> None:
         pass
 

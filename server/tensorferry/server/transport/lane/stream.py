@@ -34,6 +34,8 @@ class StreamCall:
         self._deadline = deadline
         self._account = account_of(event.call)
         self._options = admission.options
+        # What sequences of this stream refer to, also after its end.
+        self.token = object()
         # The next three belong to the polling thread.
         self._authorization = admission.authorization
         self._caller = ANONYMOUS if self._authorization is None else self._authorization.client
@@ -76,7 +78,7 @@ class StreamCall:
             self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self.received)
         complete = partial(self._complete, entry)
         entry.call = self._owner.submit(
-            data, self._deadline, complete, self._metadata, self._caller, streamed=True
+            data, self._deadline, complete, self._metadata, self._caller, stream=self.token
         )
 
     def _half_close(self, refusal: Status | None) -> None:

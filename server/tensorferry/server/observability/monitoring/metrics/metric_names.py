@@ -119,6 +119,11 @@ class ModelMetric(MetricName):
     RUNNING = ("running_requests", "gauge", "Requests whose batch has closed and that are not answered yet")
     HELD_BYTES = ("held_bytes", "gauge", "Bytes of the queued and running requests")
 
+    SEQUENCES = ("sequences", "gauge", "Living sequences of a model with states")
+    SEQUENCES_STARTED = ("sequences_started", "counter", "Sequences that were started")
+    SEQUENCES_ENDED = ("sequences_ended", "counter", "Sequences that have ended, by reason", "reason")
+    STATE_BYTES = ("state_bytes", "gauge", "Bytes of the states of living sequences")
+
 
 class StepMetric(MetricName):
     """Metric of each step of a model, and of each stage of a pipeline of several."""

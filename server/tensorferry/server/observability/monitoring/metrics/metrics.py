@@ -14,8 +14,8 @@ from prometheus_client import ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
-from tensorferry.batcher import CloseReason
-from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState, RegistryEntry
+from tensorferry.batcher import CloseReason, EndReason, StatefulBatcher
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry, ModelState, RegistryEntry
 from tensorferry.server.observability.monitoring.metrics.metric_families import (
     empty_families,
     row_buckets,
@@ -267,4 +267,17 @@ def _metric_values(counted: ModelCounts) -> Mapping[ModelMetric, _Values]:
         },
         ModelMetric.RUNNING: {(): sizes.running},
         ModelMetric.HELD_BYTES: {(): sizes.held_bytes},
+        **_sequence_values(counted.model),
+    }
+
+
+def _sequence_values(model: Model) -> Mapping[ModelMetric, _Values]:
+    if not isinstance(model.batcher, StatefulBatcher):
+        return {}
+    found = model.batcher.sequence_statistics()
+    return {
+        ModelMetric.SEQUENCES: {(): found.living},
+        ModelMetric.SEQUENCES_STARTED: {(): found.started},
+        ModelMetric.SEQUENCES_ENDED: {(reason.value,): found.ended.get(reason, 0) for reason in EndReason},
+        ModelMetric.STATE_BYTES: {(): found.state_bytes},
     }

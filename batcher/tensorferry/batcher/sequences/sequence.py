@@ -1,0 +1,96 @@
+"""Records of sequences: the tensors that a model hands on, bounds, and a sequence that lives."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensorferry.batcher.request import Request
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateTensor:
+    """A tensor that one request of a sequence hands on to the next: `output` of the one is `input` of the other.
+
+    `initial` is what the first request gets, of numbers: one row, [1, ...], if the batcher's requests have rows.
+    """
+
+    input: str
+    output: str
+    initial: Array
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLimits:
+    """Bounds of the sequences of one model. A sequence without a request for `idle_seconds` ends."""
+
+    sequences: int = 10_000
+    state_bytes: int = 1 << 30
+    idle_seconds: float = 60.0
+
+
+class EndReason(enum.Enum):
+    """Why a sequence ended."""
+
+    # Enum's own is pure Python and slow.
+    __hash__ = object.__hash__
+
+    ENDED = "ended"
+    IDLE = "idle"
+    STREAM = "stream"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    RESTARTED = "restarted"
+
+
+@dataclass(slots=True, eq=False)
+class Living:
+    """A sequence that lives. Its table's lock guards it.
+
+    `states` are None before its first answer and after its end. `busy`: the batcher has a request of it, behind which the
+    others wait. `closing`: a request with the flag END was accepted. `doomed` is why it ends when the busy request is done.
+    """
+
+    key: tuple[str, object, int | str]
+    last_used: float
+    states: tuple[Array, ...] | None = None
+    nbytes: int = 0
+    busy: bool = False
+    closing: bool = False
+    doomed: EndReason | None = None
+    waiting: deque[Request] = field(default_factory=deque)
+
+
+class SequenceStatistics(NamedTuple):
+    """Sequences of a model: how many live, their waiting requests and bytes of state, and how many ended by reason."""
+
+    living: int
+    waiting: int
+    state_bytes: int
+    started: int
+    ended: Mapping[EndReason, int]
+
+
+def state_bytes(states: tuple[Array, ...]) -> int:
+    """Return the bytes of states."""
+    return sum(state.nbytes for state in states)
+
+
+def copy_of(row: Any, like: StateTensor) -> Array:
+    """Return a copy of a request's part of an output. ValueError if it does not fit the input of the state."""
+    array = np.array(row, copy=True, order="C")
+    initial = like.initial
+    if array.dtype != initial.dtype or array.ndim != initial.ndim:
+        raise ValueError(
+            f"output {like.output!r} is {array.dtype}{list(array.shape)}, but the state {like.input!r} is "
+            f"{initial.dtype}{list(initial.shape)}"
+        )
+    return array

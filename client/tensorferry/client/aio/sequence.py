@@ -1,0 +1,75 @@
+"""A sequence of requests to a model that keeps state between them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from tensorferry.client.aio import waits
+from tensorferry.client.errors import InvalidInput
+from tensorferry.client.messages.codec import InferenceResult, Inputs, Outputs, Parameter, StreamRequest
+
+# Ids of Triton's clients are of 64 bits with a sign, and 0 is none.
+_MOST = 2**63 - 1
+
+
+class InferenceSequence:
+    """Requests of one sequence, one after the other, over a stream of their own. Made by `InferenceClient.sequence`.
+
+    The server keeps the model's state from each request to the next, and frees it when the block is
+    left. After an error the sequence is over. One task at a time may use it.
+    """
+
+    def __init__(self, stream: Callable[[Any], AsyncGenerator[Any]]) -> None:
+        self._stream = stream
+        self._requests: waits.Queue[StreamRequest | None] = waits.Queue()
+        self._results: AsyncGenerator[Any] | None = None
+        self._over = False
+        self.id = random.randint(1, _MOST)
+
+    async def infer(
+        self,
+        inputs: Inputs,
+        *,
+        end: bool = False,
+        outputs: Outputs | None = None,
+        request_id: str = "",
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> InferenceResult:
+        """Run the next request of the sequence and wait for its answer; with `end`, it is the last.
+
+        Inputs have one row, and are as for `InferenceClient.infer`. Raises InvalidInput if the sequence is over.
+        """
+        if self._over:
+            raise InvalidInput("the sequence", "one that goes on", "one that is over", "begin another one")
+        of_sequence: dict[str, Parameter] = {"sequence_id": self.id, "sequence_end": end}
+        of_sequence["sequence_start"] = self._results is None
+        if self._results is None:
+            self._results = self._stream(self._sent())
+        request = StreamRequest(inputs, request_id, outputs, {**(parameters or {}), **of_sequence})
+        self._over = True
+        await self._requests.put(request)
+        async for result in self._results:
+            self._over = end
+            answered: InferenceResult = result
+            return answered
+        raise InvalidInput(
+            "the sequence", "one that goes on", "one whose stream has ended", "begin another one"
+        )
+
+    async def _sent(self) -> AsyncGenerator[StreamRequest]:
+        while (request := await self._requests.get()) is not None:
+            yield request
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over = True
+        await self._requests.put(None)
+        if self._results is not None:
+            await self._results.aclose()

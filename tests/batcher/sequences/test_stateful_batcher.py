@@ -1,0 +1,397 @@
+"""Sequences: each request gets the state of the one before it, in batches with those of others."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.batcher.rig import PATIENCE, Recorder, new_request
+
+from tensorferry.batcher import (
+    BatcherClosed,
+    Cancelled,
+    DeadlineExceeded,
+    EndReason,
+    InvalidRequest,
+    QueueFull,
+    Request,
+    SequenceEnded,
+    SequenceLimits,
+    SequenceNotStarted,
+    SequenceTag,
+    StatefulBatcher,
+    StateTensor,
+)
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+
+TOTAL = StateTensor("past", "total", np.zeros((1, 1)))
+START = {"start": True}
+
+Make = Callable[..., StatefulBatcher]
+
+
+def running_total(batch: dict[str, Any]) -> dict[str, Any]:
+    """The sum of all x of a sequence. A negative x fails."""
+    if (batch["x"] < 0).any():
+        raise ValueError("negative")
+    total = batch["past"] + batch["x"]
+    return {"y": total * 10, "total": total}
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[StatefulBatcher] = []
+
+    def make_batcher(model_fn: Any = running_total, **options: Any) -> StatefulBatcher:
+        made.append(StatefulBatcher(model_fn, options.pop("states", [TOTAL]), **options))
+        return made[-1]
+
+    yield make_batcher
+    for batcher in made:
+        assert batcher.close(drain=False), "a thread did not end"
+
+
+def send(batcher: StatefulBatcher, x: float, number: Any = 1, **options: Any) -> tuple[Request, Recorder]:
+    recorder = Recorder()
+    tag_options = {name: options.pop(name) for name in list(options) if name in SequenceTag._fields}
+    tag = SequenceTag(number, **tag_options)
+    request = new_request({"x": np.array([[float(x)]])}, recorder, sequence=tag, **options)
+    batcher.enqueue(request)
+    return request, recorder
+
+
+def value(recorder: Recorder) -> float:
+    outcome = recorder.await_outcome()
+    assert outcome.error is None, outcome.error
+    return float(outcome.outputs["y"][0, 0])
+
+
+def ask(batcher: StatefulBatcher, x: float, number: Any = 1, **options: Any) -> float:
+    return value(send(batcher, x, number, **options)[1])
+
+
+def error_of(recorder: Recorder) -> BaseException | None:
+    return recorder.await_outcome().error
+
+
+def living(batcher: StatefulBatcher) -> tuple[int, int]:
+    found = batcher.sequence_statistics()
+    return found.living, found.state_bytes
+
+
+def test_a_request_gets_the_state_of_the_one_before_it(make: Make) -> None:
+    batcher = make()
+    assert [ask(batcher, 1, **START), ask(batcher, 2), ask(batcher, 3)] == [10, 30, 60]
+    assert living(batcher) == (1, 8)
+    assert ask(batcher, 4, end=True) == 100
+    assert living(batcher) == (0, 0)
+    assert batcher.sequence_statistics().ended == {EndReason.ENDED: 1}
+
+
+def test_callers_do_not_get_states_unless_they_want_them(make: Make) -> None:
+    batcher = make()
+    _, hidden = send(batcher, 1, **START)
+    _, shown = send(batcher, 1, wanted=frozenset({"total"}))
+    assert list(hidden.await_outcome().outputs) == ["y"]
+    assert shown.await_outcome().outputs["total"].tolist() == [[2.0]]
+
+
+@pytest.mark.parametrize("tag", [None, SequenceTag(None)])
+def test_a_request_without_an_id_is_a_sequence_by_itself(make: Make, tag: SequenceTag | None) -> None:
+    batcher, recorder = make(), Recorder()
+    for _ in range(2):
+        batcher.enqueue(new_request({"x": np.array([[2.0]])}, recorder, sequence=tag))
+    assert value(recorder) == 20
+    assert living(batcher) == (0, 0)
+
+
+def test_the_initial_state_may_be_any(make: Make) -> None:
+    batcher = make(states=[StateTensor("past", "total", np.full((1, 1), 7.0))])
+    assert ask(batcher, 1, **START) == 80
+
+
+def test_requests_of_a_sequence_run_in_order_and_share_batches_with_those_of_others(make: Make) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner)
+    _, busy = send(batcher, 0, "busy", **START)
+    runner.await_batches(1)
+    sent = [send(batcher, x, number, start=x == 1)[1] for x in (1, 2, 3) for number in ("a", "b", "c")]
+    runner.open()
+    assert [value(each) for each in sent] == [10, 10, 10, 30, 30, 30, 60, 60, 60]
+    assert value(busy) == 0
+    # Three batches of one request of each.
+    assert [batch["x"].ravel().tolist() for batch in runner.batches[1:]] == [[x] * 3 for x in (1, 2, 3)]
+
+
+def test_a_start_of_a_living_sequence_begins_it_anew(make: Make) -> None:
+    batcher = make()
+    ask(batcher, 5, **START)
+    assert [ask(batcher, 1, **START), ask(batcher, 1)] == [10, 20]
+    assert batcher.sequence_statistics().ended == {EndReason.RESTARTED: 1}
+    assert living(batcher) == (1, 8)
+
+
+def test_owners_and_streams_have_sequences_of_their_own(make: Make) -> None:
+    batcher = make()
+    stream = object()
+    others: list[dict[str, Any]] = [
+        {},
+        {"owner": "ann"},
+        {"stream": stream},
+        {"owner": "ann", "stream": stream},
+    ]
+    for x, other in enumerate(others, start=1):
+        assert ask(batcher, x, 1, start=True, **other) == 10 * x
+    for x, other in enumerate(others, start=1):
+        assert ask(batcher, 0, 1, **other) == 10 * x
+    with pytest.raises(SequenceNotStarted):
+        send(batcher, 1, 1, owner="bob")
+
+
+def test_what_is_refused_says_why(make: Make, clock: VirtualClock) -> None:
+    batcher = make(name="vad", clock=clock, limits=SequenceLimits(idle_seconds=5))
+    with pytest.raises(SequenceNotStarted, match="sequence 1 to model 'vad' must specify the START flag"):
+        send(batcher, 1)
+    ask(batcher, 1, start=True, end=True)
+    with pytest.raises(
+        SequenceEnded, match="has ended with its last request; begin it again with sequence_start"
+    ):
+        send(batcher, 1)
+    error_of(send(batcher, -1, 2, **START)[1])
+    with pytest.raises(SequenceEnded, match=r"sequence 2 .* a request of it failed"):
+        send(batcher, 1, 2)
+    ask(batcher, 1, "three", **START)
+    clock.advance(5)
+    with pytest.raises(SequenceEnded, match=r"sequence three .* no request came for 5 s"):
+        send(batcher, 1, "three")
+    stream = object()
+    ask(batcher, 1, 4, stream=stream, start=True)
+    batcher.end_stream(stream)
+    with pytest.raises(SequenceEnded, match="ended with its stream"):
+        send(batcher, 1, 4, stream=stream)
+    assert batcher.statistics().refused == 5
+    assert living(batcher) == (0, 0)
+    # Each can begin again.
+    assert ask(batcher, 1, 2, **START) == 10
+
+
+def test_an_idle_sequence_ends_without_further_requests(make: Make, clock: VirtualClock) -> None:
+    batcher = make(clock=clock, limits=SequenceLimits(idle_seconds=5))
+    ask(batcher, 1, 1, **START)
+    clock.advance(4)
+    ask(batcher, 1, 2, **START)
+    clock.await_sleepers(1, until=5.0)
+    clock.advance(1)
+    clock.await_sleepers(1, until=9.0)
+    assert living(batcher) == (1, 8)
+    clock.advance(4)
+    clock.await_sleepers(1, until=14.0)
+    assert living(batcher) == (0, 0)
+
+
+def test_a_failed_request_ends_its_sequence_and_no_other(make: Make) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner)
+    first = [send(batcher, 1, number, **START)[1] for number in (1, 2)]
+    runner.await_batches(1)
+    bad, after = send(batcher, -1)[1], send(batcher, 1)[1]
+    anew = [send(batcher, 3, **START)[1], send(batcher, 1)[1]]
+    other = send(batcher, 5, 2)[1]
+    runner.open()
+    assert [value(each) for each in first] == [10, 10]
+    assert isinstance(error_of(bad), ValueError)
+    assert isinstance(error_of(after), SequenceEnded)
+    assert [value(each) for each in (*anew, other)] == [30, 40, 60]
+
+
+def test_a_request_that_is_cancelled_before_it_began_changes_nothing(make: Make) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner)
+    _, first = send(batcher, 1, **START)
+    runner.await_batches(1)
+    _, occupied = send(batcher, 0, "other", **START)
+    waiting, cancelled = send(batcher, 100)
+    _, last = send(batcher, 2)
+    assert batcher.cancel(waiting)
+    assert not batcher.cancel(waiting)
+    runner.open()
+    assert isinstance(error_of(cancelled), Cancelled)
+    assert [value(first), value(occupied), value(last)] == [10, 0, 30]
+
+
+def test_a_request_that_is_cancelled_while_it_runs_ends_its_sequence(make: Make) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner)
+    request, recorder = send(batcher, 1, **START)
+    runner.await_batches(1)
+    _, after = send(batcher, 1)
+    assert batcher.cancel(request)
+    runner.open()
+    assert isinstance(error_of(recorder), Cancelled)
+    assert isinstance(error_of(after), SequenceEnded)
+    assert batcher.sequence_statistics().ended == {EndReason.CANCELLED: 1}
+
+
+def test_an_expired_request_ends_its_sequence(make: Make, clock: VirtualClock) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner, clock=clock)
+    _, first = send(batcher, 1, **START)
+    runner.await_batches(1)
+    _, late = send(batcher, 1, deadline=2.0)
+    clock.advance(3)
+    runner.open()
+    assert value(first) == 10
+    assert isinstance(error_of(late), DeadlineExceeded)
+    with pytest.raises(SequenceEnded, match="a request of it failed"):
+        send(batcher, 1)
+
+
+def test_a_stream_that_ends_while_a_request_runs_ends_its_sequence_afterwards(make: Make) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner)
+    stream = object()
+    _, recorder = send(batcher, 1, stream=stream, start=True)
+    runner.await_batches(1)
+    batcher.end_stream(stream)
+    assert living(batcher)[0] == 1
+    with pytest.raises(SequenceEnded):
+        send(batcher, 1, stream=stream)
+    runner.open()
+    value(recorder)
+    assert living(batcher) == (0, 0)
+
+
+def test_sequences_and_their_bytes_are_bounded(make: Make) -> None:
+    batcher = make(limits=SequenceLimits(sequences=2, state_bytes=100))
+    for number in (1, 2):
+        ask(batcher, 1, number, **START)
+    with pytest.raises(QueueFull, match="2 sequences of model 'batcher' live, as many as may"):
+        send(batcher, 1, 3, **START)
+    ask(batcher, 1, 1, end=True)
+    assert ask(batcher, 1, 3, **START) == 10
+    small = make(limits=SequenceLimits(state_bytes=20))
+    for number in (1, 2):
+        ask(small, 1, number, **START)
+    with pytest.raises(QueueFull, match="have 16 bytes, of at most 20"):
+        send(small, 1, 3, **START)
+
+
+def test_waiting_requests_are_bounded_by_the_size_of_the_queue(make: Make) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner, max_queue_size=2)
+    sent = [send(batcher, 1, **START)[1]]
+    runner.await_batches(1)
+    sent += [send(batcher, 1)[1] for _ in range(2)]
+    with pytest.raises(QueueFull, match=r"2 requests of sequences .* with 16 bytes"):
+        send(batcher, 1)
+    runner.open()
+    assert [value(each) for each in sent] == [10, 20, 30]
+
+
+def test_bytes_of_waiting_requests_are_bounded(make: Make) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner, max_queue_bytes=40)
+    sent = [send(batcher, 1, **START)[1]]
+    runner.await_batches(1)
+    sent += [send(batcher, 1)[1] for _ in range(5)]
+    with pytest.raises(QueueFull, match="with 40 bytes"):
+        send(batcher, 1)
+    runner.open()
+    assert [value(each) for each in sent] == [10 * at for at in range(1, 7)]
+
+
+def test_a_start_that_the_queue_refuses_changes_nothing(make: Make) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner, max_queue_size=1)
+    ask_later = [send(batcher, 1, 1, **START)[1]]
+    runner.await_batches(1)
+    ask_later.append(send(batcher, 1, 2, **START)[1])
+    with pytest.raises(QueueFull):
+        send(batcher, 1, 3, **START)
+    assert living(batcher)[0] == 2
+    runner.open()
+    assert [value(each) for each in ask_later] == [10, 10]
+    with pytest.raises(SequenceNotStarted):
+        send(batcher, 1, 3)
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_request_has_one_row(make: Make, rows: int) -> None:
+    request = new_request({"x": np.ones((rows, 1))}, sequence=SequenceTag(1, start=True))
+    with pytest.raises(InvalidRequest, match=rf"must specify batch-size 1 .* has {rows} rows"):
+        make().enqueue(request)
+
+
+def test_a_state_that_does_not_fit_is_the_error_of_its_request(make: Make) -> None:
+    batcher = make(lambda batch: {"y": batch["x"], "total": batch["past"].astype(np.float32)})
+    error = error_of(send(batcher, 1, **START)[1])
+    assert "output 'total' is float32[1, 1], but the state 'past' is float64[1, 1]" in str(error)
+    assert living(batcher) == (0, 0)
+
+
+def test_a_state_may_change_its_shape(make: Make) -> None:
+    def grows(batch: dict[str, Any]) -> dict[str, Any]:
+        joined = np.concatenate([batch["past"], batch["x"]], axis=1)
+        return {"y": joined.sum(axis=1, keepdims=True), "total": joined}
+
+    batcher = make(grows, states=[StateTensor("past", "total", np.zeros((1, 0)))])
+    assert [ask(batcher, x, start=x == 1) for x in (1, 2, 3)] == [1, 3, 6]
+    assert living(batcher) == (1, 24)
+
+
+def test_a_drain_answers_the_requests_that_wait(make: Make) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner)
+    sent = [send(batcher, 1, start=not at)[1] for at in range(3)]
+    assert not batcher.idle
+    assert not batcher.drain(0.0)
+    with pytest.raises(BatcherClosed):
+        send(batcher, 1)
+    runner.open()
+    assert batcher.drain(PATIENCE)
+    assert [value(each) for each in sent] == [10, 20, 30]
+    assert batcher.idle
+
+
+def test_a_close_without_a_drain_fails_the_requests_that_wait(make: Make) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner)
+    first = send(batcher, 1, **START)[1]
+    runner.await_batches(1)
+    after = send(batcher, 1)[1]
+    closing = threading.Thread(target=batcher.close, kwargs={"drain": False})
+    closing.start()
+    runner.open()
+    closing.join(PATIENCE)
+    assert value(first) == 10
+    assert isinstance(error_of(after), BatcherClosed)
+
+
+def test_many_sequences_keep_their_own_states(make: Make) -> None:
+    batcher = make()
+
+    def run(seed: int) -> None:
+        chosen = random.Random(seed)
+        for _ in range(20):
+            number, total = chosen.randrange(2**60), 0
+            for step in range(chosen.randrange(1, 6)):
+                x = chosen.randrange(1000)
+                total += x
+                assert ask(batcher, x, number, start=not step, owner=str(seed)) == 10 * total
+            if chosen.random() < 0.5:
+                error_of(send(batcher, -1, number, owner=str(seed))[1])
+            else:
+                ask(batcher, 0, number, owner=str(seed), end=True)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    found = batcher.sequence_statistics()
+    assert (found.living, found.waiting, found.state_bytes, found.started) == (0, 0, 0, 160)
+    assert sum(found.ended.values()) == 160
