@@ -1,4 +1,4 @@
-"""Request templates: what was parsed and checked once, for all requests that differ only in values and id.
+"""Request templates: what was parsed and checked once, for all requests that differ only in values and ids.
 
 Most clients send the same request again and again. The bytes around the tensors' values and the id are then equal.
 A protobuf message parses to the same message if only the contents of a length-delimited field change, at the same
@@ -25,7 +25,8 @@ from tensorferry.server.inference.responses.classification import Classifier
 from tensorferry.server.inference.responses.responses import ResponseTemplate
 from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.server.signature import Signature
-from tensorferry.server.wire.fields import DELIMITED, MalformedError, fields
+from tensorferry.server.wire.fields import DELIMITED, MalformedError, fields, varint
+from tensorferry.server.wire.parameters import SEQUENCE_ID
 
 # Bounds of the cache. Sizes are those of messages.
 _MAX_SIZES = 256
@@ -44,6 +45,10 @@ _MAX_KEY_VALUE_BYTES = 4096
 _new = tuple.__new__
 
 _ID_FIELD = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["id"].number
+_PARAMETERS_FIELD = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["parameters"].number
+_CHOICES = pb.InferParameter.DESCRIPTOR.fields_by_name
+_INTEGER_CHOICE, _TEXT_CHOICE = _CHOICES["int64_param"].number, _CHOICES["string_param"].number
+_SEQUENCE_ID = SEQUENCE_ID.encode()
 _RAW_FIELD = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
 
 
@@ -75,16 +80,19 @@ class RequestTemplate:
 
 @dataclass(frozen=True, slots=True)
 class MessageLayout:
-    """Where the id and the raw contents are in a message, and the bytes around them.
+    """Where the id, the raw contents and the id of the sequence are in a message, and the bytes around them.
 
     Positions are (start, stop) in bytes. `id_field` includes the field's tag and length. Both `id_field` and `id` are
-    empty if the message has no id. `fixed` has the start and the bytes of each part that never changes.
+    empty if the message has no id. `fixed` has the start and the bytes of each part that never changes. `sequence` is empty
+    for a message without a sequence; `names_sequence` says that its id is a text.
     """
 
     fixed: tuple[tuple[int, bytes], ...]
     id_field: tuple[int, int]
     id: tuple[int, int]
     raws: tuple[tuple[int, int], ...]
+    sequence: tuple[int, int] = (0, 0)
+    names_sequence: bool = False
 
 
 # A message's template, its id, its id as a serialised field, and its tensors.
@@ -131,13 +139,20 @@ class RequestTemplateCache:
                 except UnicodeDecodeError:
                     # Parsing reports the error.
                     return None
+                template = entry.template
+                if layout.sequence != (0, 0):
+                    number = _sequence_id(data, layout)
+                    if number is None:
+                        return None
+                    if template.sequence is not None:
+                        template = replace(template, sequence=_tag_of(template.sequence, number))
                 start, stop = layout.id_field
                 values = data if len(data) < _VIEW_BYTES else memoryview(data)
                 tensors = []
                 for dtype, shape, at, end in entry.tensors:
                     # Half the time of `Tensor(...)`, for each tensor of each request.
                     tensors.append(_new(Tensor, (dtype, shape, values[at:end])))
-                return entry.template, request_id, data[start:stop], tuple(tensors)
+                return template, request_id, data[start:stop], tuple(tensors)
         return None
 
     def add(
@@ -286,6 +301,10 @@ def _entry_of(
     layout = message_layout(data)
     if layout is None:
         return None
+    sequence = template.sequence
+    if layout.sequence != (0, 0) and sequence is not None and sequence.id is None:
+        # An id of 0 is none, and other ids could match it.
+        return None
     raws = dict(zip([tensor.name for tensor in message.inputs], layout.raws, strict=True))
     # Inputs without rows are part of the template's key, so their bytes must be equal too.
     shared = [raws[inputs[at].name] for at in decoded.shared]
@@ -301,7 +320,8 @@ def _entry_of(
 
 def message_layout(data: bytes) -> MessageLayout | None:
     """Return the layout of a serialised ModelInferRequest; None if it is unusual, such as with two ids."""
-    request_id = id_field = (0, 0)
+    request_id = id_field = sequence = (0, 0)
+    names_sequence = False
     raws: list[tuple[int, int]] = []
     fixed: list[tuple[int, bytes]] = []
     position = fixed_start = 0
@@ -318,13 +338,52 @@ def message_layout(data: bytes) -> MessageLayout | None:
                 id_field, request_id = (start, stop), (value, stop)
             elif number == _RAW_FIELD:
                 raws.append((value, stop))
+            elif number == _PARAMETERS_FIELD and (found := _sequence_in(data, value, stop)) is not None:
+                if sequence != (0, 0):
+                    return None
+                value, stop, names_sequence = found
+                sequence = (value, stop)
             else:
                 continue
             fixed.append((fixed_start, data[fixed_start:value]))
-            fixed_start = position
+            fixed_start = stop
     except MalformedError:
         return None
     if position < len(data):
         return None
     fixed.append((fixed_start, data[fixed_start:]))
-    return MessageLayout(tuple(fixed), id_field, request_id, tuple(raws))
+    return MessageLayout(tuple(fixed), id_field, request_id, tuple(raws), sequence, names_sequence)
+
+
+def _sequence_in(data: bytes, start: int, stop: int) -> tuple[int, int, bool] | None:
+    """Return where a parameter has the id of a sequence, and whether it is a text; None for another parameter."""
+    entry = {number: (value, end) for number, _, value, end in fields(data, start, stop)}
+    if data[slice(*entry.get(1, (0, 0)))] != _SEQUENCE_ID or 2 not in entry:
+        return None
+    choices = list(fields(data, *entry[2]))
+    if len(choices) != 1:
+        return None
+    ((number, _, value, end),) = choices
+    return (value, end, number == _TEXT_CHOICE) if number in (_INTEGER_CHOICE, _TEXT_CHOICE) else None
+
+
+def _sequence_id(data: bytes, layout: MessageLayout) -> int | str | None:
+    """Return the id of a message's sequence; None if parsing must look at it."""
+    start, stop = layout.sequence
+    try:
+        if layout.names_sequence:
+            return str(data[start:stop], "utf-8")
+        number, end = varint(data, start)
+    except (UnicodeDecodeError, MalformedError, IndexError):
+        return None
+    if end != stop:
+        return None
+    number &= (1 << 64) - 1
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _tag_of(known: SequenceTag, number: int | str) -> SequenceTag:
+    """Return the tag of a request that differs from a known one in the id of its sequence."""
+    return (
+        known._replace(id=number) if number else SequenceTag(None, start=True, end=True, wanted=known.wanted)
+    )
