@@ -62,13 +62,15 @@ def main() -> None:
     ):
         difference = _largest_difference(path, keeping)
         print(f"{_SEQUENCES} streams of {_CHUNKS} chunks: largest difference {difference:.1e}", flush=True)
-        _begin(keeping)
         for in_flight in _IN_FLIGHT:
             ratios = []
             for number in range(arguments.rounds):
                 rates = {}
                 servers = [(keeping, False), (sending, True)]
                 for serving, states in servers[::-1] if number % 2 else servers:
+                    if not states:
+                        # The load generator cancels its last calls, which ends their sequences.
+                        _begin(serving)
                     rates[states] = _rate(bench, serving, in_flight, states=states)
                 ratios.append(rates[False] / rates[True])
                 print(

@@ -12,7 +12,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -31,6 +31,7 @@ from tensorferry.server.wire.parameters import SEQUENCE_ID
 # Bounds of the cache. Sizes are those of messages.
 _MAX_SIZES = 256
 _MAX_ENTRIES_OF_A_SIZE = 8
+_MAX_SEQUENCES = 1024
 # The bytes of a message beside values and id. A client could send many, different in each message.
 _MAX_FIXED_BYTES = 8 * 1024
 # A message of more fields becomes no template, because finding them takes long.
@@ -101,11 +102,27 @@ Match: TypeAlias = tuple[RequestTemplate, str, bytes, tuple[Tensor, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A template with its layout. `tensors` has dtype, shape, start and stop of each of the model's inputs."""
+    """A template with its layout. `tensors` has dtype, shape, start and stop of each of the model's inputs.
+
+    `of_sequences` has the same template for each of the last sequences, by its id.
+    """
 
     template: RequestTemplate
     layout: MessageLayout
     tensors: tuple[tuple[np.dtype[Any], tuple[int, ...], int, int], ...]
+    of_sequences: dict[int | str, RequestTemplate] = field(default_factory=dict)
+
+    def of_sequence(self, number: int | str) -> RequestTemplate:
+        """Return the template of a request of this sequence."""
+        known = self.template.sequence
+        if known is None:
+            return self.template
+        found = self.of_sequences.get(number)
+        if found is None:
+            if len(self.of_sequences) >= _MAX_SEQUENCES:
+                self.of_sequences.clear()
+            found = self.of_sequences[number] = replace(self.template, sequence=_tag_of(known, number))
+        return found
 
 
 class RequestTemplateCache:
@@ -144,8 +161,7 @@ class RequestTemplateCache:
                     number = _sequence_id(data, layout)
                     if number is None:
                         return None
-                    if template.sequence is not None:
-                        template = replace(template, sequence=_tag_of(template.sequence, number))
+                    template = entry.of_sequence(number)
                 start, stop = layout.id_field
                 values = data if len(data) < _VIEW_BYTES else memoryview(data)
                 tensors = []
@@ -326,8 +342,8 @@ def message_layout(data: bytes) -> MessageLayout | None:
     fixed: list[tuple[int, bytes]] = []
     position = fixed_start = 0
     try:
-        for field in islice(fields(data, 0, len(data)), _MAX_FIELDS):
-            number, kind, value, stop = field
+        for each in islice(fields(data, 0, len(data)), _MAX_FIELDS):
+            number, kind, value, stop = each
             start, position = position, stop
             # All fields of ModelInferRequest are length-delimited.
             if kind != DELIMITED:
