@@ -9,6 +9,7 @@ import pytest
 from support.server.rig import fp32, request, signature, spec
 
 from tensorferry.batcher import SequenceTag, StatefulBatcher, StateTensor
+from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.requests.codec import decode_request
 from tensorferry.server.inference.requests.request_templates import Match, RequestTemplateCache
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
@@ -69,6 +70,14 @@ def test_ids_of_one_size_match(
         assert cache.find(message(number), 0) is None
     for number in apart:
         assert cache.find(message(number, end=True), 0) is None
+
+
+def test_an_id_has_a_bound(model: Model) -> None:
+    add(RequestTemplateCache(), model, message("x" * 256))
+    with pytest.raises(
+        InvalidRequestError, match="'sequence_id' has 257 characters; it must have at most 256"
+    ):
+        add(RequestTemplateCache(), model, message("x" * 257))
 
 
 def test_no_id_matches_that_of_a_request_without_a_sequence(model: Model) -> None:
