@@ -237,7 +237,8 @@ def onnx(
     In place of a path there can be an address, such as "hf://ORG/REPO/model.onnx"; the server fetches it when it starts.
     `name` is that of the file by default. `pad_lengths` is the name of an axis and ascending lengths: inputs of different
     lengths are padded to the next one, with the `pad_values` of each input, so that they can share a batch. `states` maps
-    inputs to outputs: in a sequence of requests, an output is the input of the next one. Other settings are those of the server, or of the model's table in its configuration file. Raises DeclarationError.
+    inputs to outputs: in a sequence of requests, an output is the input of the next one. Other settings are those of the
+    server, or of the model's table in its configuration file. Raises DeclarationError.
     """
     address = address_of(path)
     file = Path(name_at(address) if address else path)

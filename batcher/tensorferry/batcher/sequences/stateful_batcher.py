@@ -42,9 +42,9 @@ class StatefulBatcher(Batcher):
 
     Ends
         A sequence ends with a request that says so, after `SequenceLimits.idle_seconds` without a request, with its stream
-        (`end_stream`), if a request is cancelled that has begun, or if one fails for any reason. Its state is freed at once. A
-        further request is refused with SequenceEnded, or SequenceNotStarted if nothing is known of the sequence. A request that is refused
-        by `enqueue`, or cancelled before it has begun, changes nothing.
+        (`end_stream`), if a request is cancelled that has begun, or if one fails for any reason. Its state is freed at once.
+        A further request is refused with SequenceEnded, or with SequenceNotStarted if nothing is known of the sequence. A
+        request that is refused by `enqueue`, or cancelled before it has begun, changes nothing.
 
     Bounds
         A start above the bounds of living sequences or of bytes of state is refused with QueueFull. No sequence is ended

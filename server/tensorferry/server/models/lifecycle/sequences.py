@@ -22,7 +22,8 @@ def with_sequences(
 ) -> LoadedStep:
     """Return a step whose declared states are no tensors of clients any more. StartError if they do not fit the model.
 
-    `declared` is that of a Python file, `config` has the options of the model. Without a declared state the step is returned as it is.
+    `declared` is that of a Python file, `config` has the options of the model. Without a declared state the step is returned
+    as it is.
     """
     pairs = tuple(declared.states.items()) if declared is not None and declared.states else config.state
     if not pairs:
