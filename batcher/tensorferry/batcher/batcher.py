@@ -10,8 +10,6 @@ from tensorferry.batcher.clock import Clock, MonotonicClock
 from tensorferry.batcher.errors import (
     BatcherClosed,
     BatcherError,
-    Cancelled,
-    DeadlineExceeded,
     QueueFull,
     RequestTooLarge,
     RunTimedOut,
@@ -21,6 +19,7 @@ from tensorferry.batcher.execution.completion import (
     RequestCompleter,
     ResponseBurstHook,
     already_completed,
+    withdrawn,
 )
 from tensorferry.batcher.execution.context import (
     BatchStartCallback,
@@ -355,14 +354,7 @@ class Batcher(Submitter):
         ended = self._queue.cancel(flatten([request]))
         with self._completer.handed_out(ended):
             for part in ended:
-                if part.deadline <= self._clock.now():
-                    self._completer.fail(
-                        part, DeadlineExceeded("the deadline passed before the request was answered")
-                    )
-                else:
-                    self._completer.fail(
-                        part, Cancelled("the caller cancelled before the request was answered")
-                    )
+                self._completer.fail(part, withdrawn(part, self._clock.now()))
         return bool(ended)
 
     def flush(self) -> None:

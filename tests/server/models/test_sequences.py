@@ -11,7 +11,11 @@ from support.models import small
 from support.server.rig import Load
 
 from tensorferry.batcher import StatefulBatcher
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
+from tensorferry.server.models.lifecycle.load_context import LoadContext
+from tensorferry.server.models.lifecycle.loader import load_model
+from tensorferry.server.models.repository.declared_sources import declared_sources
 from tensorferry.serving import DeclarationError, onnx, pipeline
 
 MODEL = """(float[N, 2] x, float[N, 2] past, float[N, 3] wide, int64[N, 2] count, float[N, T] free)
@@ -67,6 +71,20 @@ def test_a_model_needs_an_input_of_its_clients(load: Load) -> None:
     text = "(float[N, 2] x) => (float[N, 2] y) { y = Neg (x) }"
     with pytest.raises(StartError, match="has only states as inputs"):
         load(lambda path: small.written(path, text), state=(("x", "y"),))
+
+
+def test_a_function_has_no_states(tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(
+        "from tensorferry.serving import FP32, model\n"
+        "@model(inputs={'x': FP32[-1]}, outputs={'y': FP32[-1]})\ndef f(x):\n    return x\n"
+    )
+    config = ServerConfig((ModelSource("app", app),), device="cpu", state=(("x", "y"),))
+    (source,) = declared_sources(config.models)
+    with pytest.raises(
+        StartError, match="model 'f' has the option --state, which only an ONNX model by itself"
+    ):
+        load_model(source, LoadContext(config, {"cpu": "cpu"}))
 
 
 def test_a_state_without_an_axis_of_rows(load: Load) -> None:

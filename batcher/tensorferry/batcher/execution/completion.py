@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.errors import BatcherError, DeadlineExceeded, InstanceFailed, Shed
+from tensorferry.batcher.errors import BatcherError, Cancelled, DeadlineExceeded, InstanceFailed, Shed
 from tensorferry.batcher.execution.deferred_wakeups import deferred_wakeups
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchInfo, BatchRun, Outcome, Request, padded_length
@@ -251,6 +251,13 @@ class RequestCompleter:
     def _callback_failed(self) -> None:
         # The callback is the caller's code. Even SystemExit must not end the worker, because others still wait.
         _log.exception("the completion of a request of %s raised", self._name)
+
+
+def withdrawn(request: Request, now: float) -> BatcherError:
+    """Return the error of a request that its caller withdrew, or whose deadline has passed."""
+    if request.deadline <= now:
+        return DeadlineExceeded("the deadline passed before the request was answered")
+    return Cancelled("the caller cancelled before the request was answered")
 
 
 def already_completed(outcome: Outcome) -> None:

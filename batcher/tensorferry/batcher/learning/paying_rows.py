@@ -33,7 +33,8 @@ _TRIAL_SHARE = 0.002
 _EARLY_SECONDS, _EARLY_SHARE, _EARLY_ROWS, _FAR = 1.0, 0.006, 4, 3.0
 # Until a size has this many samples it is tried sooner, unless its time per row exceeds the best by this factor.
 _SAMPLES_WANTED, _HOPELESS = 3, 1.25
-# Before the first trial this many batches run, or as many as take this long; and between two at least so many usual ones.
+# Before the first trial, this many batches run, or as many as take this long. Between two trials, at least
+# `_BATCHES_BETWEEN` usual batches run.
 _FIRST_BATCHES, _FIRST_SECONDS, _BATCHES_BETWEEN = 32, 2.0, 4
 # A size is tried only if the first deadline is this many usual batches later than the queue needs.
 _BATCHES_TO_SPARE = 2

@@ -13,12 +13,10 @@ from tensorferry.batcher.clock import Clock, MonotonicClock
 from tensorferry.batcher.errors import (
     BatcherClosed,
     BatcherError,
-    Cancelled,
-    DeadlineExceeded,
     InvalidRequest,
     QueueFull,
 )
-from tensorferry.batcher.execution.completion import already_completed
+from tensorferry.batcher.execution.completion import already_completed, withdrawn
 from tensorferry.batcher.execution.deferred_wakeups import deferred_wakeups
 from tensorferry.batcher.pipeline.admitted_runs import AdmittedRuns
 from tensorferry.batcher.pipeline.graph import graph_of
@@ -251,9 +249,7 @@ class Pipeline(Submitter):
         run: PipelineRun | None = request.pipeline_run
         if run is None:
             return False
-        if request.deadline <= self._clock.now():
-            return run.fail(DeadlineExceeded("the deadline passed before the request was answered"))
-        return run.fail(Cancelled("the caller cancelled before the request was answered"))
+        return run.fail(withdrawn(request, self._clock.now()))
 
     def run_inline(self, max_seconds: float) -> float:
         """Start the batches of requests that were enqueued without `notify`, stage by stage; see `Batcher.run_inline`."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from tensorferry.batcher.request import Request
 
 Array = npt.NDArray[Any]
 
@@ -49,24 +46,6 @@ class EndReason(enum.Enum):
     CANCELLED = "cancelled"
     FAILED = "failed"
     RESTARTED = "restarted"
-
-
-@dataclass(slots=True, eq=False)
-class Living:
-    """A sequence that lives. Its table's lock guards it.
-
-    `states` are None before its first answer and after its end. `busy`: the batcher has a request of it, behind which the
-    others wait. `closing`: a request with the flag END was accepted. `doomed` is why it ends when the busy request is done.
-    """
-
-    key: tuple[str, object, int | str]
-    last_used: float
-    states: tuple[Array, ...] | None = None
-    nbytes: int = 0
-    busy: bool = False
-    closing: bool = False
-    doomed: EndReason | None = None
-    waiting: deque[Request] = field(default_factory=deque)
 
 
 class SequenceStatistics(NamedTuple):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 
 from tensorferry.batcher.errors import QueueFull, SequenceEnded, SequenceNotStarted
 from tensorferry.batcher.request import Request, SequenceTag
 from tensorferry.batcher.sequences.sequence import (
     Array,
     EndReason,
-    Living,
     SequenceLimits,
     SequenceStatistics,
     state_bytes,
@@ -28,6 +28,24 @@ _ENDS = {
     EndReason.FAILED: "ended, because a request of it failed",
     EndReason.RESTARTED: "was begun again",
 }
+
+
+@dataclass(slots=True, eq=False)
+class Living:
+    """A sequence that lives. Only its table changes it, under the lock of the table's caller.
+
+    `states` are None before its first answer and after its end. `busy`: the batcher has a request of it, behind which the
+    others wait. `closing`: a request with the flag END was accepted. `doomed` is why it ends when the busy request is done.
+    """
+
+    key: tuple[str, object, int | str]
+    last_used: float
+    states: tuple[Array, ...] | None = None
+    nbytes: int = 0
+    busy: bool = False
+    closing: bool = False
+    doomed: EndReason | None = None
+    waiting: deque[Request] = field(default_factory=deque)
 
 
 class SequenceTable:

@@ -9,21 +9,20 @@ from functools import partial
 from typing import Any
 
 from tensorferry.batcher.batcher import Batcher
-from tensorferry.batcher.errors import BatcherClosed, Cancelled, DeadlineExceeded, InvalidRequest
+from tensorferry.batcher.errors import BatcherClosed, Cancelled, InvalidRequest
 from tensorferry.batcher.execution.collate import tensor_of
-from tensorferry.batcher.execution.completion import already_completed
+from tensorferry.batcher.execution.completion import already_completed, withdrawn
 from tensorferry.batcher.request import Outcome, Request, SequenceTag
 from tensorferry.batcher.sequences.sequence import (
     Array,
     EndReason,
-    Living,
     SequenceLimits,
     SequenceStatistics,
     StateTensor,
     copy_of,
     state_bytes,
 )
-from tensorferry.batcher.sequences.sequence_table import SequenceTable
+from tensorferry.batcher.sequences.sequence_table import Living, SequenceTable
 
 _After = tuple[Request | None, Sequence[Request]]
 
@@ -264,13 +263,7 @@ class StatefulBatcher(Batcher):
                 waited = self._table.withdraw(request, tag)
                 self._waiting_changed.notify_all()
             if waited:
-                late = request.deadline <= self._clock.now()
-                error = (
-                    DeadlineExceeded("the deadline passed before the request was answered")
-                    if late
-                    else Cancelled("the caller cancelled before the request was answered")
-                )
-                self._fail_waiting(request, error)
+                self._fail_waiting(request, withdrawn(request, self._clock.now()))
                 return True
         return super().cancel(request)
 

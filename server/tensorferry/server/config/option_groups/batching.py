@@ -90,7 +90,8 @@ class BatchingOptions:
     pad_lengths: PadLengths | None = option(
         None,
         _pad_lengths,
-        "pad inputs to the next of these lengths along a variable axis, so that inputs of different lengths share a batch",
+        "pad inputs to the next of these lengths along a variable axis, so that inputs of different lengths share a batch; on a "
+        "CPU only as far as the longest row of a batch needs",
         per_model=True,
     )
     pad_values: tuple[tuple[str, str], ...] = option(

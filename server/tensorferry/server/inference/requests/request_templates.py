@@ -58,8 +58,8 @@ class RequestTemplate:
     """Everything about a request but its values, id and deadline.
 
     `timeout` and `max_queue_time` are in seconds, inf for none. `shapes` are those of the inputs, in the order of `names`.
-    `batch_axes` are those of the outputs of which it is not the first, as clients see them. `sequence` is what a model with
-    states is told; its owner is that of the request.
+    `batch_axes` are those of the outputs of which it is not the first, as clients see them. `sequence` is set for a model
+    with states; the owner in it is that of each request.
     """
 
     model: Model

@@ -59,7 +59,15 @@ def load_model(source: ModelSource, context: LoadContext) -> Model:
 
 def _load_model(source: ModelSource, context: LoadContext) -> Model:
     declared = source.declaration
-    if source.config is not None and is_ensemble(source.config):
+    ensemble = source.config is not None and is_ensemble(source.config)
+    if (ensemble or isinstance(declared, (FunctionModel, PipelineModel))) and context.config.for_model(
+        source.name
+    ).state:
+        raise StartError(
+            f"model {source.name!r} has the option --state, which only an ONNX model by itself can have; give it in the table "
+            "[models.NAME] of that model"
+        )
+    if source.config is not None and ensemble:
         return _load_ensemble(source, source.config, context)
     if isinstance(declared, PipelineModel):
         check_settings_are_declared(source.config, source.name, "a pipeline")
