@@ -31,8 +31,9 @@ _TRIAL_SHARE = 0.002
 # one of this size, and its time per row at most `_FAR` times the usual one. No size of more than `_EARLY_ROWS` times the
 # usual rows is tried early, because requests wait behind it.
 _EARLY_SECONDS, _EARLY_SHARE, _EARLY_ROWS, _FAR = 1.0, 0.006, 4, 3.0
-# Until a size has this many samples it is tried sooner, unless its time per row exceeds the best by this factor.
-_SAMPLES_WANTED, _HOPELESS = 3, 1.25
+# A size whose time per row is at most `_NEAR` times the usual one is tried at once until it has `_SAMPLES_WANTED` samples.
+# Afterwards it is tried as often as costs `_TRIAL_SHARE` of the time: it may be the best, and trials cost little.
+_SAMPLES_WANTED, _NEAR = 3, 1.25
 # Before the first trial, this many batches run, or as many as take this long. Between two trials, at least
 # `_BATCHES_BETWEEN` usual batches run.
 _FIRST_BATCHES, _FIRST_SECONDS, _BATCHES_BETWEEN = 32, 2.0, 4
@@ -188,8 +189,9 @@ class PayingRows:
         return self.trial or self.rows
 
     def _size_to_try(self, queued: int, usual: int, now: float, expected: Callable[[int], float]) -> int:
-        """Return the smallest size that is due to be tried in place of the usual one; 0 for none."""
+        """Return the size, of those due to be tried in place of the usual one, that ran the longest ago; 0 for none."""
         row_seconds, usual_row_seconds = self.row_seconds, self._seen[usual].cost * self._speed
+        due: dict[int, float] = {}
         for size in self._sizes:
             if size > queued:
                 break
@@ -197,16 +199,16 @@ class PayingRows:
                 continue
             seconds = row_seconds.get(size) or expected(size) / size
             _, samples, ran = self._seen.get(size) or _Size(0.0, 0, self._began)
-            early = size <= _EARLY_ROWS * usual
-            if early and samples < _SAMPLES_WANTED and seconds <= _HOPELESS * usual_row_seconds:
-                return size
             pause = seconds * size * len(self._sizes) / _TRIAL_SHARE
-            if early and seconds <= _FAR * usual_row_seconds:
-                loss = (seconds - usual_row_seconds) * size
-                pause = min(pause, max(ran - self._began, loss / _EARLY_SHARE, _EARLY_SECONDS))
+            loss = (seconds - usual_row_seconds) * size
+            if size <= _EARLY_ROWS * usual:
+                if seconds <= _NEAR * usual_row_seconds:
+                    pause = max(loss / _TRIAL_SHARE, _EARLY_SECONDS) if samples >= _SAMPLES_WANTED else 0.0
+                elif seconds <= _FAR * usual_row_seconds:
+                    pause = min(pause, max(ran - self._began, loss / _EARLY_SHARE, _EARLY_SECONDS))
             if now >= ran + pause:
-                return size
-        return 0
+                due[size] = ran
+        return min(due, key=due.__getitem__, default=0)
 
 
 def _learned(known: _Size, cost: float, now: float) -> _Size:
