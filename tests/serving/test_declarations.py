@@ -108,6 +108,40 @@ def test_a_bad_function_is_refused(arguments: dict[str, Any], message: str) -> N
         model(**{"inputs": _X, "outputs": _Y, "name": "m", **arguments})(lambda x: x)
 
 
+async def _coroutine(x: Any) -> Any:
+    return x
+
+
+def _generator(x: Any) -> Any:
+    yield x
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (_generator, {}, "yields, but is not declared with streams=True"),
+        (_coroutine, {"streams": True}, "is an `async def` without `yield`"),
+        (_generator, {"streams": True, "max_batch_size": 4}, "leave out max_batch_size and batched"),
+        (_generator, {"streams": True, "batched": False}, "leave out max_batch_size and batched"),
+        (_generator, {"streams": True, "steady": True}, "is not steady; leave out `steady`"),
+    ],
+)
+def test_a_bad_generator_is_refused(function: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        model(**{"inputs": _X, "outputs": _Y, "name": "m", **arguments})(function)
+
+
+def test_a_generator_needs_no_axis_of_rows_and_is_no_step() -> None:
+    @model(inputs={"x": FP32[4]}, outputs={"y": FP32[()]}, streams=True)
+    class Generator:
+        def __call__(self, x: Any) -> Any:
+            yield x.sum()
+
+    assert Generator.max_batch_size == 0  # type: ignore[attr-defined]
+    with pytest.raises(DeclarationError, match="answers in streams, which only a model by itself can do"):
+        pipeline("p", Generator)  # type: ignore[arg-type]
+
+
 def test_a_function_of_one_row_needs_no_axis_of_rows() -> None:
     declared = model(inputs={"x": FP32[4]}, outputs={"y": FP32[()]}, name="row", batched=False)(lambda x: x)
     assert declared.outputs["y"].dims == ()

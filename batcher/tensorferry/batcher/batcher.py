@@ -63,7 +63,8 @@ class Batcher(Submitter):
 
         A full batch has `max_batch_size` rows. If batches are `adaptive`, it has the rows that pay, as far as is known:
         the smallest power of two whose time per row is within 3 % of the best, if the largest size that ran takes over 5 %
-        more. Other sizes are tried at times. With a window or preferred sizes it has `max_batch_size` rows.
+        more. Other sizes are tried at times. With a window or preferred sizes it has `max_batch_size` rows. `learn_times` false
+        is for a function that waits for its callers: then no request is refused because of how long others took.
 
         A request of more than `max_batch_size` rows is split into several batches and answered as one. With `merge` false
         each request is a batch of its own, and larger ones are rejected (RequestTooLarge). With `max_batch_size` 0 each
@@ -130,6 +131,7 @@ class Batcher(Submitter):
         policies: Sequence[QueuePolicy] = (),
         merge: bool = True,
         adaptive: bool = True,
+        learn_times: bool = True,
         max_queue_size: int = 4096,
         max_queue_bytes: int = 1 << 30,
         workers: int = 1,
@@ -152,6 +154,7 @@ class Batcher(Submitter):
             preferred_batch_sizes=tuple(preferred_batch_sizes),
             merge=merge,
             adaptive=adaptive,
+            learn_times=learn_times,
             priority_weights=tuple(priority_weights),
             strict_priorities=strict_priorities,
             default_priority=default_priority,

@@ -78,6 +78,7 @@ class Limits:
 
     `preferred` are batch sizes in ascending order. Unless requests `merge`, each is a batch of its own; then there are
     neither windows nor preferred sizes. If `adaptive`, which needs neither, a full batch has the rows that pay.
+    Without `learn_times`, nothing is known of how long batches take.
     """
 
     max_batch_size: int
@@ -85,6 +86,7 @@ class Limits:
     preferred: tuple[int, ...] = ()
     merges: bool = True
     adaptive: bool = True
+    learn_times: bool = True
 
     @property
     def full(self) -> int:
@@ -115,6 +117,7 @@ class BatcherSettings:
     steady: bool = True
     clients: ClientPolicy | None = None
     adaptive: bool = True
+    learn_times: bool = True
 
     def __post_init__(self) -> None:
         for option, least in (
@@ -171,6 +174,7 @@ class BatcherSettings:
             self.merge,
             # What a smaller batch leaves would wait for the window again.
             self.adaptive and self.merge and not self.max_queue_delay and not self.preferred_batch_sizes,
+            self.learn_times,
         )
 
     @property

@@ -2,6 +2,7 @@
 
 A request is in flight from `add` until its outcome is taken, so the limit also bounds the
 outcomes that a slow consumer has not taken. Answers are matched by request id, in any order.
+A model that answers in streams gives a request several, the last of which may have no outputs.
 Not thread-safe: the owner guards it.
 """
 
@@ -13,8 +14,11 @@ import grpc
 
 from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError, InvalidInput
+from tensorferry.client.messages import codec
 from tensorferry.client.messages.arguments import integer
 from tensorferry.client.messages.codec import InferenceResult
+from tensorferry.client.messages.several_answers import is_last, takes_several
+from tensorferry.protos import inference_pb2 as pb
 
 Outcome = InferenceResult | InferenceError
 
@@ -22,13 +26,18 @@ Outcome = InferenceResult | InferenceError
 class InFlight:
     """At most `limit` requests of one stream, with their outcomes.
 
-    Outcomes are taken in request order if `ordered`, else in order of completion.
+    Outcomes are taken in request order if `ordered`, else in order of completion. Those before the
+    last one of a request are taken as they come.
     """
 
     def __init__(self, limit: int, *, ordered: bool) -> None:
         self._limit = integer("max_in_flight", limit, 1, 2**31 - 1)
         self._ordered = ordered
         self._outcomes: dict[str, Outcome | None] = {}
+        # Of requests whose last outcome was not handed to `message_of`.
+        self._messages: dict[str, pb.ModelInferRequest] = {}
+        # Outcomes before the last one of their request.
+        self._earlier: deque[Outcome] = deque()
         self._done: deque[str] = deque()
         self._awaited = 0
 
@@ -52,13 +61,37 @@ class InFlight:
                 request_id,
             )
 
-    def add(self, request_id: str) -> None:
-        """Add a request with a new id."""
+    def add(self, request_id: str, message: pb.ModelInferRequest | None = None) -> None:
+        """Add a request with a new id; without a message it cannot be sent."""
         self._outcomes[request_id] = None
+        if message is not None:
+            self._messages[request_id] = message
         self._awaited += 1
 
+    def message_of(self, outcome: Outcome) -> pb.ModelInferRequest | None:
+        """Return the message of a request whose outcome was taken; None if it could not be sent. Thread-safe."""
+        request_id = id_of(outcome)
+        if request_id in self._outcomes:
+            return self._messages.get(request_id)
+        return self._messages.pop(request_id, None)
+
+    def answer(self, answer: pb.ModelStreamInferResponse) -> None:
+        """Record an answer of the server; see `settle`."""
+        request_id, outcome = answer.infer_response.id, codec.decode_stream(answer)
+        message = self._messages.get(request_id)
+        several = message is not None and takes_several(message)
+        if several and not is_last(answer.infer_response):
+            self._earlier.append(outcome)
+            return
+        self.settle(request_id, outcome)
+        if several and isinstance(outcome, InferenceResult) and not outcome.outputs:
+            # It only says that there are no more.
+            del self._outcomes[request_id], self._messages[request_id]
+            if not self._ordered:
+                self._done.pop()
+
     def settle(self, request_id: str, outcome: Outcome) -> None:
-        """Record the outcome of a request.
+        """Record the last outcome of a request.
 
         Raises InferenceError with code UNKNOWN if no request with this id waits: the server
         answered twice or without the id, so the stream cannot be trusted any further.
@@ -77,7 +110,8 @@ class InFlight:
 
     def abandon(self, error: InferenceError) -> list[Outcome]:
         """End the stream: take all outcomes; unanswered requests get an error like `error`."""
-        outcomes: list[Outcome] = []
+        outcomes = list(self._earlier)
+        self._earlier.clear()
         for request_id, outcome in self._outcomes.items():
             if outcome is None:
                 outcome = errors.of_code(error.code, error.message, request_id, error.retry_after)
@@ -89,6 +123,8 @@ class InFlight:
 
     def take(self) -> Outcome | None:
         """Remove and return the next outcome; None if none is due."""
+        if self._earlier:
+            return self._earlier.popleft()
         if self._ordered:
             request_id = next(iter(self._outcomes), None)
         else:

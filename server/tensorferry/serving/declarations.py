@@ -5,6 +5,7 @@ Declarations are immutable and can be used by any thread.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +49,7 @@ class FunctionModel:
 
     A call runs the function; of a class it makes an object. `max_batch_size` is None for the server's default, 0 for
     requests without a batch axis. `batched` is false for a function of one row. `example` has an array for each input.
-    `check` and `steady` are as in `model`. `row_padding` returns how rows of its outputs are padded by default; it may
+    `check`, `steady` and `streams` are as in `model`. `row_padding` returns how rows of its outputs are padded by default; it may
     read files. `elsewhere` is the file that it reads, if that must be fetched first. `most_request_bytes` bounds the
     requests of clients; 0 is no bound.
     """
@@ -67,6 +68,7 @@ class FunctionModel:
     row_padding: Callable[[], RowPadding] | None = None
     elsewhere: FileElsewhere | None = None
     most_request_bytes: int = 0
+    streams: bool = False
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -147,6 +149,7 @@ def model(
     batched: bool = True,
     check: bool = True,
     steady: bool = False,
+    streams: bool = False,
     example: Mapping[str, npt.ArrayLike] | None = None,
 ) -> Callable[[Callable[..., Any]], FunctionModel]: ...
 def model(
@@ -162,6 +165,7 @@ def model(
     batched: bool = True,
     check: bool = True,
     steady: bool = False,
+    streams: bool = False,
     example: Mapping[str, npt.ArrayLike] | None = None,
 ) -> FunctionModel | Callable[[Callable[..., Any]], FunctionModel]:
     """Declare a function, or a class, as a model.
@@ -197,6 +201,11 @@ def model(
         `steady` says that the function computes only, and takes about as long for all inputs of the same shapes: it waits
         for nothing and calls no other model. Short batches of it then need no thread of their own.
 
+        With `streams` true the function is a generator, or an asynchronous one, and each item that it yields is an answer of its
+        own, in the forms above. Each request runs alone; the shapes are those of one request and of one answer. The
+        generator goes on only when the client has room for another answer. It is closed if the client leaves. As many requests
+        run at the same time as there are `workers` or `processes`.
+
     Raises DeclarationError.
     """
 
@@ -211,13 +220,14 @@ def model(
             function,
             dict(hinted_inputs if inputs is None else inputs),
             dict(hinted_outputs if outputs is None else outputs),
-            max_batch_size,
+            0 if streams and max_batch_size is None else max_batch_size,
             workers,
             processes,
             batched,
             check,
             steady,
             example,
+            streams=streams,
         )
 
     return declare if function is None else declare(function)
@@ -313,9 +323,15 @@ def pipeline(
                 f"a step of pipeline {name!r} is {each!r}; it must be made by model, onnx or step, or be a model's name"
             )
         declared.append(each if isinstance(each, Step) else step(each))
-        if isinstance(declared[-1].model, OnnxModel) and declared[-1].model.states:
+        used = declared[-1].model
+        if isinstance(used, FunctionModel) and used.streams:
             raise DeclarationError(
-                f"step {declared[-1].name!r} of pipeline {name!r} has states, which only a model by itself can have; leave them out"
+                f"step {used.name!r} of pipeline {name!r} answers in streams, which only a model by itself can do; let it "
+                "return its outputs, without `streams`"
+            )
+        if isinstance(used, OnnxModel) and used.states:
+            raise DeclarationError(
+                f"step {used.name!r} of pipeline {name!r} has states, which only a model by itself can have; leave them out"
             )
     if outputs is not None and not outputs:
         raise DeclarationError(
@@ -373,6 +389,7 @@ def _check_function(declared: FunctionModel) -> None:
         raise DeclarationError(
             f"{what} runs in processes, so it waits for them and is not steady; leave out `steady`"
         )
+    _check_streams(declared, what)
     if not declared.batched and declared.max_batch_size is not None:
         raise DeclarationError(
             f"{what} takes one row at a time, so max_batch_size, which is {declared.max_batch_size}, has no effect; leave out "
@@ -382,6 +399,30 @@ def _check_function(declared: FunctionModel) -> None:
         raise DeclarationError(
             f"{what}: example has {sorted(declared.example)}; it must have an array for each input: "
             f"{sorted(declared.inputs)}"
+        )
+
+
+def _check_streams(declared: FunctionModel, what: str) -> None:
+    function: Any = declared.function
+    called = function.__call__ if inspect.isclass(function) else function
+    yields = inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
+    if not declared.streams:
+        if yields:
+            raise DeclarationError(
+                f"{what} yields, but is not declared with streams=True; declare that, or return the outputs"
+            )
+        return
+    if inspect.iscoroutinefunction(called):
+        raise DeclarationError(
+            f"{what} is declared with streams=True, but is an `async def` without `yield`; yield each answer"
+        )
+    if declared.max_batch_size or not declared.batched:
+        raise DeclarationError(
+            f"{what} answers in streams, so each request runs alone; leave out max_batch_size and batched"
+        )
+    if declared.steady:
+        raise DeclarationError(
+            f"{what} answers in streams, so it waits for clients and is not steady; leave out `steady`"
         )
 
 

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from support.server.scripted_service import success
 
-from tensorferry.server.inference.reply import InferenceCall
+from tensorferry.server.inference.reply import BuiltReply, InferenceCall
 from tensorferry.server.inference.stream_options import STREAM_SHUTTING_DOWN, StreamOptions
 from tensorferry.server.status import Status
 from tensorferry.server.transport.stream_state import StreamEnd, StreamEntry, StreamState
@@ -91,6 +91,86 @@ def test_a_stream_ends_once_after_its_last_response(
     assert stream.next_send() is None
     assert stream.ended
     assert not stream.may_read
+
+
+class Answer(BuiltReply):
+    """An answer before the last one."""
+
+    __slots__ = ()
+    last = False
+
+
+class Silent(BuiltReply):
+    """A last reply that is not sent."""
+
+    __slots__ = ()
+    silent = True
+
+
+def answer(name: str, kind: type[BuiltReply] = Answer) -> BuiltReply:
+    return kind(name, list)
+
+
+def sent(stream: StreamState) -> list[str]:
+    """Return the ids of what the stream sends."""
+    found = []
+    while isinstance(content := stream.next_send(), StreamEntry):
+        assert content.reply is not None
+        found.append(content.reply.request_id)
+        stream.sent()
+    return found
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_answers_are_sent_as_they_come(ordered: bool) -> None:
+    stream = state(ordered=ordered)
+    first, second, third = (stream.request_read(1) for _ in range(3))
+    assert stream.answered(second, answer("2a"), 1)
+    stream.completed(third, success("3"), 1)
+    assert sent(stream) == (["2a"] if ordered else ["2a", "3"])
+    assert stream.answered(first, answer("1a"), 1)
+    assert stream.answered(second, answer("2b"), 1)
+    stream.completed(second, success("2"), 1)
+    assert sent(stream) == [*(["3"] if ordered else []), "1a", "2b", "2"]
+    assert not stream.answered(second, answer("2c"), 1), "it has its last response"
+
+
+def test_a_request_is_in_flight_until_its_last_response_is_sent() -> None:
+    stream = state(max_in_flight=1)
+    entry = stream.request_read(1)
+    stream.answered(entry, answer("a"), 1)
+    assert sent(stream) == ["a"]
+    assert not stream.may_read
+    stream.completed(entry, success("last"), 1)
+    assert not stream.may_read
+    assert sent(stream) == ["last"]
+    assert stream.may_read
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("answers", [0, 1])
+def test_a_silent_reply_makes_room_and_ends_a_stream(ordered: bool, answers: int) -> None:
+    stream = state(ordered=ordered, max_in_flight=2)
+    entry, other = stream.request_read(1), stream.request_read(1)
+    for _ in range(answers):
+        stream.answered(entry, answer("a"), 1)
+    stream.completed(other, success("other"), 1)
+    stream.completed(entry, answer("last", Silent), 1)
+    assert stream.may_read
+    stream.half_close()
+    assert sent(stream) == (["a", "other"] if answers else ["other"])
+    assert stream.ended
+
+
+def test_calls_that_had_an_answer_are_abandoned_at_the_end() -> None:
+    stream = state()
+    entries = [stream.request_read(1) for _ in range(3)]
+    for entry in entries:
+        entry.call = InferenceCall()
+    stream.answered(entries[0], answer("a"), 1)
+    stream.completed(entries[1], success("2"), 1)
+    assert {*map(id, stream.end())} == {id(entry.call) for entry in entries}
+    assert not stream.answered(entries[2], answer("b"), 1)
 
 
 def test_nothing_is_sent_or_read_after_the_end() -> None:

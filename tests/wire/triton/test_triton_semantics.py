@@ -15,11 +15,12 @@ import tritonclient.grpc as triton
 from e2e.fixtures import Serve
 from support.processes.faulty import HANG
 from support.processes.probe import TABLE_ERROR
-from support.processes.server import ServerProcess
+from support.processes.server import ServerProcess, running
 from support.wire.inputs import probe
 from support.wire.rig import PATIENCE, Answers, Stream
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import InferenceServerException
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_an_unsigned_timeout_is_accepted(stub: Any) -> None:
 def test_each_response_of_a_stream_is_marked_as_the_last_to_its_request(
     client: triton.InferenceServerClient, empty_final: bool
 ) -> None:
-    """No model here gives several responses, so no empty final response is sent, wanted or not."""
+    """This model gives one response, so no empty final response is sent, wanted or not."""
     with Stream(client) as stream:
         for tag in range(3):
             stream.send("probe", probe(tag), str(tag), enable_empty_final_response=empty_final)
@@ -101,6 +102,38 @@ def test_each_response_of_a_stream_is_marked_as_the_last_to_its_request(
             assert response.id == str(tag)
             assert response.parameters["triton_final_response"].bool_param
             np.testing.assert_array_equal(result.as_numpy("y"), np.full((1, 4), 2 * tag))
+
+
+@pytest.mark.parametrize("empty_final", [False, True])
+def test_a_model_that_answers_in_streams_is_decoupled(
+    transport: str, tmp_path: Path, empty_final: bool
+) -> None:
+    (tmp_path / "app.py").write_text(
+        "from tensorferry.serving import INT32, model\n"
+        "@model(inputs={'count': INT32[1]}, outputs={'number': INT32[1]}, streams=True)\n"
+        "def counting(count):\n"
+        "    for number in range(count[0]):\n"
+        "        yield [number]\n"
+    )
+    count = triton.InferInput("count", [1], "INT32")
+    count.set_data_from_numpy(np.array([3], np.int32))
+    with running(tmp_path / "app.py", transport=transport) as server:
+        client = triton.InferenceServerClient(server.address)
+        assert client.get_model_config("counting").config.model_transaction_policy.decoupled
+        with pytest.raises(InferenceServerException, match="doesn't support models with decoupled"):
+            client.infer("counting", [count])
+        with Stream(client) as stream:
+            for request_id in ("first", "second"):
+                stream.send("counting", [count], request_id, enable_empty_final_response=empty_final)
+                for number in range(3):
+                    result = stream.result()
+                    response = result.get_response()
+                    assert (response.id, result.as_numpy("number").tolist()) == (request_id, [number])
+                    assert not response.parameters["triton_final_response"].bool_param
+                if empty_final:
+                    last = stream.result().get_response()
+                    assert last.parameters["triton_final_response"].bool_param
+                    assert (last.id, last.model_name, len(last.outputs)) == (request_id, "counting", 0)
 
 
 def test_a_unary_response_has_no_parameter_of_streams(client: triton.InferenceServerClient) -> None:

@@ -88,7 +88,7 @@ class BatchCostModel:
 
     If batches are `pipelined`, the host works while the device runs another batch, so its part costs no throughput.
     After a warm-up of few rows, a larger batch counts as long as the largest that was learned, so that no request is refused
-    by a guess.
+    by a guess. Without `learn_times` no batch is learned.
     Guarded by the queue's lock, but for `learn`.
     """
 
@@ -99,6 +99,7 @@ class BatchCostModel:
         "_host_model",
         "_largest",
         "_lead_share",
+        "_learn_times",
         "_learned_lead_share",
         "_most",
         "_paying",
@@ -122,8 +123,16 @@ class BatchCostModel:
         "upper",
     )
 
-    def __init__(self, max_batch_size: int, *, pipelined: bool = False, adaptive: bool = True) -> None:
+    def __init__(
+        self,
+        max_batch_size: int,
+        *,
+        pipelined: bool = False,
+        adaptive: bool = True,
+        learn_times: bool = True,
+    ) -> None:
         self._most = max_batch_size
+        self._learn_times = learn_times
         self._pipelined = pipelined
         # Chooses the rows of a full batch; None if they are `max_batch_size`.
         self._paying = PayingRows(max_batch_size) if adaptive and max_batch_size > 1 else None
@@ -187,6 +196,8 @@ class BatchCostModel:
 
     def should_learn(self, now: float, rows: int, took: float) -> bool:
         """Return whether to learn a batch that took `took` seconds in all."""
+        if not self._learn_times:
+            return False
         first, self._ran = rows >= _GROWTH * self._ran, max(rows, self._ran)
         if first:
             return False

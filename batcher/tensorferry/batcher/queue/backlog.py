@@ -199,7 +199,10 @@ class Backlog:
             return bucket
         limits = self._limits
         cost_model = BatchCostModel(
-            limits.max_batch_size, pipelined=self._pipelined, adaptive=limits.adaptive
+            limits.max_batch_size,
+            pipelined=self._pipelined,
+            adaptive=limits.adaptive,
+            learn_times=limits.learn_times,
         )
         for rows, seconds in self._warmup_samples:
             cost_model.add_warmup_sample(rows, seconds)

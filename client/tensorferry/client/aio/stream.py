@@ -130,7 +130,7 @@ class _RequestFeed:
             self._in_flight.settle(request.request_id, error)
             self._due_or_over.set()
         else:
-            self._in_flight.add(request.request_id)
+            self._in_flight.add(request.request_id, sent)
             self._due_or_over.set()
             with _CALL_ENDED:
                 await self._call.write(sent)
@@ -151,6 +151,10 @@ class _RequestFeed:
                 return None
             self._due_or_over.clear()
             await self._due_or_over.wait()
+
+    def answered(self) -> None:
+        """Let the next request be sent if an answer has made room for it."""
+        self._room_or_over.set()
 
     def abandon(self, broken: InferenceError | None) -> tuple[list[Outcome], Exception | None]:
         """End the stream: return the outcomes not yet taken, and the exception to raise after them."""
@@ -223,7 +227,8 @@ async def run(
                 break
             if answer is None:
                 break
-            in_flight.settle(answer.infer_response.id, codec.decode_stream(answer))
+            in_flight.answer(answer)
+            feed.answered()
         outcomes, failure = feed.abandon(broken)
         for outcome in outcomes:
             yield outcome

@@ -16,13 +16,15 @@ from tensorferry.client.cli.server_flags import add_version, call_server, pair, 
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.messages.arguments import quoted
 from tensorferry.client.messages.classification import Classification
-from tensorferry.client.messages.codec import InferenceResult, Parameter
+from tensorferry.client.messages.codec import InferenceResult, Parameter, StreamRequest
 from tensorferry.client.messages.metadata import TensorMetadata
 from tensorferry.client.messages.printable import printable
+from tensorferry.client.messages.several_answers import gives_several
 from tensorferry.client.threads.client import InferenceClient
 
 _DESCRIPTION = """Run one request on a model of a running server. Values become the datatype of the model's input,
-if that loses no more than a float's last digits; missing leading axes are added with length 1."""
+if that loses no more than a float's last digits; missing leading axes are added with length 1. Of a model that answers in
+streams, each answer is shown when it arrives."""
 
 _INPUT_HELP = """an input; may be repeated. VALUE is JSON (x=[[1, 2]]), FILE.npy, or @FILE (@- for stdin). For
 BYTES it is a text (text=hello), JSON strings (text=["a", "b"]), or @FILE for the content of a file as one
@@ -63,15 +65,24 @@ def main(argv: Sequence[str]) -> int:
             shapes = unique(parser, "--shape", [_shape_of(one, model.inputs) for one in arguments.shape])
             seed, rows = arguments.seed or 0, arguments.rows
             request.inputs.update(random_inputs(model, request.inputs, seed, rows, shapes))
+        sent = StreamRequest(
+            request.inputs,
+            arguments.request_id or request.request_id or "",
+            _outputs(parser, arguments) or request.outputs,
+            {**request.parameters, **unique(parser, "--parameter", arguments.parameter)},
+        )
+        if gives_several(model):
+            _show_answers(client, sent, arguments)
+            return
         try:
             result = client.infer(
                 arguments.model,
-                request.inputs,
+                sent.inputs,
                 version=arguments.model_version,
                 timeout=arguments.timeout,
-                outputs=_outputs(parser, arguments) or request.outputs,
-                request_id=arguments.request_id or request.request_id,
-                parameters={**request.parameters, **unique(parser, "--parameter", arguments.parameter)},
+                outputs=sent.outputs,
+                request_id=sent.request_id or None,
+                parameters=sent.parameters,
             )
         except InferenceError as error:
             if model.inputs or request.inputs or isinstance(error, InvalidInput):
@@ -185,6 +196,30 @@ def _show(result: InferenceResult, arguments: argparse.Namespace) -> None:
             print(line)
     for line in printing.parameter_lines(result):
         print(line)
+
+
+def _show_answers(client: InferenceClient, request: StreamRequest, arguments: argparse.Namespace) -> None:
+    """Print each answer of a model that answers in streams when it arrives."""
+    for option in ("output_dir", "output_file"):
+        if getattr(arguments, option) is not None:
+            name = f"--{option.replace('_', '-')}"
+            raise InvalidInput(
+                name,
+                "a model with one answer",
+                f"model {arguments.model!r}, which answers in streams",
+                "leave it out, or use --format json",
+            )
+    results = client.stream(
+        arguments.model, [request], version=arguments.model_version, timeout=arguments.timeout
+    )
+    for number, result in enumerate(results):
+        if arguments.format == "json":
+            print(printing.json_text(result), flush=True)
+            continue
+        if not number:
+            print(f"model {printable(result.model_name)}, version {printable(result.model_version or '-')}")
+        for line in printing.table(result, shutil.get_terminal_size().columns):
+            print(line, flush=True)
 
 
 def _shape_of(

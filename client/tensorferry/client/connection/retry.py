@@ -17,6 +17,7 @@ from typing import Any
 from tensorferry.client.connection.endpoints import Connection, Endpoints
 from tensorferry.client.errors import InferenceError, InvalidInput, ResourceExhausted, Unavailable
 from tensorferry.client.messages.arguments import integer, shown
+from tensorferry.client.messages.several_answers import takes_several
 from tensorferry.protos import inference_pb2 as pb
 
 # Attempts of a call after UNAVAILABLE, and the shortest pause in seconds if the server names none.
@@ -89,10 +90,11 @@ def retry_of(retry: object) -> Retry:
 def is_repeatable(request: object) -> bool:
     """Return whether a call may be repeated even if a server has run it, wholly or in part.
 
-    True for every call but those of a sequence: all others read, or run a model without state.
+    True for every call but those of a sequence, and requests with several answers: all others read, or run a model without
+    state.
     """
-    return not isinstance(request, pb.ModelInferRequest) or not any(
-        name.startswith(_SEQUENCE) for name in request.parameters
+    return not isinstance(request, pb.ModelInferRequest) or not (
+        takes_several(request) or any(name.startswith(_SEQUENCE) for name in request.parameters)
     )
 
 

@@ -17,11 +17,10 @@ from tensorferry.client.errors import InferenceError
 from tensorferry.client.messages.arguments import quoted
 from tensorferry.client.messages.chunks import MAX_ROWS
 from tensorferry.client.messages.metadata import ModelMetadata
+from tensorferry.client.messages.several_answers import takes_several
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import tensors
 
-# Parameter of a request that asks Triton for an answer without outputs after the last one.
-_EMPTY_FINAL = "triton_enable_empty_final_response"
 _CLASSIFICATION = "classification"
 # dtypes that only one datatype has, for a comparison without its name. BF16 is stored as UINT16.
 _DTYPES = {name: kind.storage for name, kind in tensors.DATATYPES.items() if name != "BF16"}
@@ -92,7 +91,7 @@ def check(request: pb.ModelInferRequest, answer: Answer) -> None:
             expected = f"the requested outputs {quoted(sorted(wanted))}"
             change = "leave outputs out if the server does not choose among them"
             raise _error(request, f"the outputs {quoted(sorted(answer.outputs))}", expected, change)
-    elif not answer.outputs and _EMPTY_FINAL not in request.parameters:
+    elif not answer.outputs and not takes_several(request):
         change = "correct the model on the server, which must answer each request with an output"
         raise _error(request, "no outputs", "at least one", change)
 

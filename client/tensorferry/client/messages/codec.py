@@ -19,6 +19,7 @@ from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.messages import arguments, checks, classification, frames, tables
 from tensorferry.client.messages.classification import Classification, ClassScore
 from tensorferry.client.messages.metadata import ModelMetadata
+from tensorferry.client.messages.several_answers import take_several
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
@@ -266,6 +267,8 @@ def encode(
                 output.parameters["classification"].int64_param = choice.count
         for name, value in (request.parameters or {}).items():
             _set_parameter(message.parameters[name], name, value)
+        if metadata is not None:
+            take_several(message, metadata)
     except InvalidInput as error:
         raise InvalidInput(
             error.subject, error.expected, error.received, error.change, request.request_id

@@ -16,7 +16,7 @@ from tensorferry.client.connection.context import CallContext, Compression, Head
 from tensorferry.client.connection.endpoints import Connection
 from tensorferry.client.connection.retry import Attempts, is_repeatable
 from tensorferry.client.errors import InferenceError, ResourceExhausted
-from tensorferry.client.inflight import Outcome, id_of
+from tensorferry.client.inflight import Outcome
 from tensorferry.client.messages import chunks, codec, rpcs
 from tensorferry.client.messages.codec import InferenceResult, Inputs, Outputs, Parameter, StreamRequest
 from tensorferry.client.messages.rpcs import Rpc
@@ -132,6 +132,7 @@ class InferenceCalls(SharedMemoryCalls):
         `requests` yields dicts as for `infer`, or `StreamRequest` objects with their own id,
         outputs or parameters. Each result has the `id` of its request; a missing id is
         generated. Results come in order of completion, or in request order if `ordered` is true.
+        A model that answers in streams gives a request any number of results, as they come.
         `timeout` covers the whole stream.
 
         At most `max_in_flight` requests have been taken from `requests` without their result
@@ -200,19 +201,16 @@ class InferenceCalls(SharedMemoryCalls):
         self._check_open()
         context = plan.settings.begin(plan.timeout)
         connection = self._stream_connection(context)
-        # Messages of unanswered requests.
-        sent: dict[str, pb.ModelInferRequest] = {}
 
         def encode(request: StreamRequest) -> pb.ModelInferRequest:
-            encoded = self._encode(plan.model, plan.version, context.of_request(request.request_id), request)
-            sent[request.request_id] = encoded
-            return encoded
+            of_request = context.of_request(request.request_id)
+            return self._encode(plan.model, plan.version, of_request, request)
 
         call = functools.partial(connection.stream_stub.ModelStreamInfer, **context.options(plan.order))
         outcomes = stream.run(call, requests, encode, plan.in_flight)
         with contextlib.closing(outcomes):
             for outcome in outcomes:
-                request = sent.pop(id_of(outcome), None)
+                request = plan.in_flight.message_of(outcome)
                 if request is not None:
                     outcome = self._settled(request, context, outcome)
                 if isinstance(outcome, InferenceError):

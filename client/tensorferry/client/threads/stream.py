@@ -67,9 +67,11 @@ class _RequestFeed:
             with self._lock:
                 if self._over:
                     raise StopIteration
-                self._in_flight.add(request.request_id)
                 if isinstance(sent, InferenceError):
+                    self._in_flight.add(request.request_id)
                     self._in_flight.settle(request.request_id, sent)
+                else:
+                    self._in_flight.add(request.request_id, sent)
                 self._due_or_over.notify()
             if not isinstance(sent, InferenceError):
                 return sent
@@ -105,9 +107,10 @@ class _RequestFeed:
 
     def settle(self, answer: pb.ModelStreamInferResponse) -> None:
         """Record an answer."""
-        outcome = codec.decode_stream(answer)
         with self._lock:
-            self._in_flight.settle(answer.infer_response.id, outcome)
+            self._in_flight.answer(answer)
+            # The last one of a request may have no outputs, and make room without being taken.
+            self._room_or_over.notify()
 
     def abandon(self, broken: InferenceError | None) -> tuple[list[Outcome], BaseException | None]:
         """End the stream: return the outcomes not yet taken, and the exception to raise after them."""

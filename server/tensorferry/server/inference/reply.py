@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.responses.stream_responses import Piece
@@ -42,14 +42,22 @@ class FinishedCall(InferenceCall):
             self._trace.abandoned()
 
 
+# Takes an answer before the last reply. Returns why it cannot be kept, None if it is kept or no longer wanted.
+TakeAnswer: TypeAlias = "Callable[[InferenceReply], Exception | None]"
+
+
 class InferenceReply(ABC):
     """The outcome of one ModelInfer. The transport builds the response when it sends it.
 
-    `request_id` and `metadata` are those of the request. The transport calls `trace.sent` once the response of a traced
-    request is sent. Not thread-safe.
+    `request_id` and `metadata` are those of the request. The transport calls `sent` once the response is sent. If the reply
+    is `silent`, there is no response to send. It is the `last` one to its request, unless the model answers in streams. Not
+    thread-safe.
     """
 
     __slots__ = ()
+
+    silent = False
+    last = True
 
     request_id: str
     metadata: Metadata
@@ -76,6 +84,11 @@ class InferenceReply(ABC):
     def message(self) -> bytes:
         """Return the serialised ModelInferResponse, or raise the request's error."""
         return b"".join(self.pieces())
+
+    def sent(self) -> None:
+        """Record that the response was sent, or that none will be."""
+        if self.trace is not None:
+            self.trace.sent()
 
     def log_fields(self) -> Mapping[str, str]:
         """Return the fields by which a log line names the request."""

@@ -22,13 +22,24 @@ from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.early_rejection import EarlyRejection
 from tensorferry.server.inference.interface import SHUTTING_DOWN, InlineRunner, status_of_reply
 from tensorferry.server.inference.pending_inference import PendingInference
-from tensorferry.server.inference.reply import FinishedCall, InferenceCall, InferenceReply, error_reply
+from tensorferry.server.inference.reply import (
+    FinishedCall,
+    InferenceCall,
+    InferenceReply,
+    TakeAnswer,
+    error_reply,
+)
 from tensorferry.server.inference.requests.request_limits import DEFAULT_LIMITS
 from tensorferry.server.inference.requests.request_origin import NO_ORIGIN, RequestOrigin
 from tensorferry.server.inference.requests.request_templates import Match, RequestTemplateCache
 from tensorferry.server.inference.requests.unmatched_request import UnmatchedRequest
 from tensorferry.server.inference.requests.unpacking import Unpacker
 from tensorferry.server.inference.shared_memory.regions import Regions
+from tensorferry.server.inference.streamed_inference import (
+    StreamedInference,
+    shared_memory_error,
+    unary_call_error,
+)
 from tensorferry.server.inference.suspects.crash_watch import CrashWatch, WatchedRequest
 from tensorferry.server.inference.traced_completion import metadata_of, traced_completion, traced_status
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
@@ -129,6 +140,7 @@ class InferenceService:
         caller: ClientIdentity = ANONYMOUS,
         *,
         stream: object = None,
+        answers: TakeAnswer | None = None,
         run_soon: Callable[[InlineRunner], None] | None = None,
         unpacker: Unpacker | None = None,
     ) -> InferenceCall:
@@ -136,7 +148,8 @@ class InferenceService:
 
         `deadline` is on the clock of `time.monotonic`, inf for none.
         `metadata` and `caller` are those of the call. `stream` is any object that stands for the stream of the message, for
-        which `end_stream` is called at its end; None for a message that came alone.
+        which `end_stream` is called at its end; None for a message that came alone. `answers` takes what comes before the last
+        reply, of a model that answers in streams; without it such a model is refused.
         A caller that runs short batches itself gives `run_soon`, which gets the batcher if its `run_inline` must be
         called soon; no worker is woken then. A caller that must not wait gives an `unpacker`, which submits compressed
         messages on other threads. Never blocks else; every error arrives in the reply.
@@ -158,7 +171,9 @@ class InferenceService:
                     message = data
                     if is_compressed(data):
                         if unpacker is not None:
-                            return unpacker.submit(data, deadline, complete, metadata, caller, stream)
+                            return unpacker.submit(
+                                data, deadline, complete, metadata, caller, stream, answers
+                            )
                         message = decompress(data, self.limits.message_bytes)
                         match = self._templates.find(message, generation)
                 if match is None:
@@ -192,7 +207,15 @@ class InferenceService:
                         if trace.context is not None:
                             origin = (origin or NO_ORIGIN)._replace(trace=trace.context)
                 latest = min(deadline, now + template.timeout)
-                if unmatched is None:
+                if template.model.streams:
+                    if answers is None:
+                        raise unary_call_error(template.model.name)
+                    if unmatched is not None and unmatched.uses_shared_memory:
+                        raise shared_memory_error(template.model.name)
+                    pending = StreamedInference(
+                        match, latest, caller.name, metadata, finish, trace, origin, stream, answers
+                    )
+                elif unmatched is None:
                     pending = PendingInference(
                         match, latest, caller.name, metadata, finish, trace, origin, stream
                     )
@@ -219,7 +242,12 @@ class InferenceService:
                     continue
                 request_id, addressed = _identity_of(match, unmatched)
                 if isinstance(error, SuspectError) and self._crash_watch is not None:
-                    again = partial(self.submit, data, deadline, complete, metadata, caller, stream=stream)
+                    again = partial(
+                        self.submit,
+                        *(data, deadline, complete, metadata, caller),
+                        stream=stream,
+                        answers=answers,
+                    )
                     fail = partial(self._fail, complete, request_id, addressed, metadata)
                     waiting = self._crash_watch.waiting.put(again, fail)
                     if waiting is not None:

@@ -52,7 +52,7 @@ def encode_or_status(
 ) -> bytes | Status:
     """Return the serialised ModelStreamInferResponse to send, or the status that ends the stream."""
     try:
-        return b"".join(stream_response(reply.pieces()))
+        return b"".join(stream_response(reply.pieces(), last=reply.last))
     except BaseException as error:
         # Every exception, SystemExit too, because the client waits for a response.
         status = status_of(error, reply)

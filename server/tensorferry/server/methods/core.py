@@ -101,6 +101,8 @@ class CoreMethods:
             properties["max_request_rows"] = str(limits.rows or model.batcher.settings.max_queue_size)
             bounds = [spec.most_bytes for spec in model.signature.inputs if spec.most_bytes]
             properties["max_message_bytes"] = str(min([limits.message_bytes, *bounds]))
+        if model.streams:
+            properties["streams"] = "true"
         if model.task is not None:
             properties["task"] = model.task.kind
             properties["served_as"] = json.dumps(model.task.served_as)

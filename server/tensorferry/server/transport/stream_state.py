@@ -17,7 +17,7 @@ class StreamEnd(NamedTuple):
 
 
 class StreamEntry:
-    """A request of a stream until its response is sent.
+    """A response of a stream: the last one to a request, from when the request is read, or an answer before it.
 
     `call` is set once the service has the request. `unread_bytes` are those counted by `UnreadResponses`. `followed` is
     whether the next response was ready when this one was taken.
@@ -32,26 +32,29 @@ class StreamEntry:
 class StreamState:
     """Requests and responses of one stream. Not thread-safe: its owner's lock guards it.
 
-    At most `max_in_flight` requests are between being read and having their response sent, and fewer large ones:
+    At most `max_in_flight` requests are between being read and having their last response sent, and fewer large ones:
     their number times the largest message so far stays below `max_bytes`. Then the transport stops reading, and
     HTTP/2's flow control stops the client, so a client that does not read its responses cannot make memory grow.
 
-    One response is sent at a time: `next_send` returns it, `sent` makes room for the next.
+    One response is sent at a time: `next_send` returns it, `sent` makes room for the next. A model that answers in streams
+    bounds its answers itself. They are sent as they come, whatever the order of the other responses.
     """
 
     def __init__(self, options: StreamOptions, max_in_flight: int, max_bytes: int) -> None:
         self._ordered = options.ordered
         self._max_in_flight = max_in_flight
         self._max_bytes = max_bytes
-        # Requests whose response was not taken by `next_send`, in the order of their responses.
-        self._entries: deque[StreamEntry] = deque()
-        # How many of them have a reply.
-        self._completed = 0
-        # Those, and the one whose response is being sent.
+        # Requests without a last response, in their order; of an ordered stream also those whose turn has not come.
+        self._waiting: deque[StreamEntry] = deque()
+        # Requests that have had an answer, but no last response.
+        self._answered: list[StreamEntry] = []
+        # Responses to be sent, in their order.
+        self._ready: deque[StreamEntry] = deque()
+        # Requests whose last response was not sent.
         self._in_flight = 0
         # Bytes of the largest request or response so far; the next one may be as large.
         self._largest = 0
-        self._sending = False
+        self._sending: StreamEntry | None = None
         # Whether no more requests are read.
         self._half_closed = False
         # How the stream ends after its last response; None while it does not end.
@@ -74,7 +77,7 @@ class StreamState:
         if nbytes > self._largest:
             self._largest = nbytes
         entry = StreamEntry()
-        self._entries.append(entry)
+        self._waiting.append(entry)
         return entry
 
     def half_close(self, status: Status | None = None) -> None:
@@ -88,26 +91,50 @@ class StreamState:
         if self._end is None:
             self._end = StreamEnd(STREAM_SHUTTING_DOWN)
 
+    def answered(self, entry: StreamEntry, reply: InferenceReply, nbytes: int) -> bool:
+        """Add an answer before the last one, of `nbytes` bytes. Return False if nothing more is sent for the request."""
+        if self.ended or entry.reply is not None:
+            return False
+        if entry not in self._answered:
+            self._waiting.remove(entry)
+            self._answered.append(entry)
+            # It may have kept others waiting.
+            self._take_turns()
+        answer = StreamEntry()
+        answer.reply, answer.unread_bytes = reply, nbytes
+        self._ready.append(answer)
+        return True
+
     def completed(self, entry: StreamEntry, reply: InferenceReply, nbytes: int) -> None:
-        """Record the reply to a request; its response has `nbytes` bytes."""
+        """Record the last reply to a request; its response has `nbytes` bytes."""
         if nbytes > self._largest:
             self._largest = nbytes
         entry.reply = reply
-        if not self._ordered:
-            # The response is the next after those of the requests that have a reply.
-            self._entries.remove(entry)
-            self._entries.insert(self._completed, entry)
-        self._completed += 1
+        if entry in self._answered:
+            self._answered.remove(entry)
+        elif self._ordered and not reply.silent:
+            self._take_turns()
+            return
+        else:
+            self._waiting.remove(entry)
+        if reply.silent:
+            self._in_flight -= 1
+            self._take_turns()
+        else:
+            self._ready.append(entry)
+
+    def _take_turns(self) -> None:
+        """Send the responses of an ordered stream whose turn has come."""
+        while self._ordered and self._waiting and self._waiting[0].reply is not None:
+            self._ready.append(self._waiting.popleft())
 
     def next_send(self) -> StreamEntry | StreamEnd | None:
-        """Return the request to answer now, or the stream's end, once; None if there is nothing to send yet."""
-        if self._sending or self.ended:
+        """Return the response to send now, or the stream's end, once; None if there is nothing to send yet."""
+        if self._sending is not None or self.ended:
             return None
-        if self._entries and self._entries[0].reply is not None:
-            self._sending = True
-            self._completed -= 1
-            entry = self._entries.popleft()
-            entry.followed = bool(self._entries) and self._entries[0].reply is not None
+        if self._ready:
+            self._sending = entry = self._ready.popleft()
+            entry.followed = bool(self._ready)
             return entry
         if self._in_flight or self._end is None:
             return None
@@ -116,10 +143,12 @@ class StreamState:
 
     def sent(self) -> None:
         """Record that the response of `next_send` was sent."""
-        self._sending = False
-        self._in_flight -= 1
+        entry, self._sending = self._sending, None
+        if entry is not None and entry.reply is not None and entry.reply.last:
+            self._in_flight -= 1
 
     def end(self) -> list[InferenceCall]:
         """End the stream now; return the calls in flight, to be abandoned outside the owner's lock."""
         self.ended = True
-        return [entry.call for entry in self._entries if entry.call is not None]
+        in_flight = (*self._ready, *self._waiting, *self._answered)
+        return [entry.call for entry in in_flight if entry.call is not None]

@@ -99,8 +99,7 @@ class ResponseStream:
                 yield message
             finally:
                 self._unread.remove(self._account, content.unread_bytes)
-                if reply.trace is not None:
-                    reply.trace.sent()
+                reply.sent()
             with self._lock:
                 self._state.sent()
                 self._may_read.notify()
@@ -154,7 +153,13 @@ class ResponseStream:
             entry = self._state.request_read(len(data))
         complete = partial(self._complete, entry)
         call = self._service.submit(
-            data, self._deadline, complete, self._metadata, caller=caller, stream=self._token
+            data,
+            self._deadline,
+            complete,
+            self._metadata,
+            caller=caller,
+            stream=self._token,
+            answers=partial(self._answer, entry),
         )
         with self._lock:
             entry.call = call
@@ -162,6 +167,18 @@ class ResponseStream:
         if closed:
             call.abandon()
         return True
+
+    def _answer(self, entry: StreamEntry, reply: InferenceReply) -> Exception | None:
+        nbytes = reply.output_bytes
+        error = self._unread.add(self._account, nbytes)
+        if error is not None:
+            return error
+        with self._lock:
+            wanted = self._state.answered(entry, reply, nbytes)
+            self._may_send.notify()
+        if not wanted:
+            self._unread.remove(self._account, nbytes)
+        return None
 
     def _complete(self, entry: StreamEntry, reply: InferenceReply) -> None:
         nbytes = reply.output_bytes
@@ -173,6 +190,10 @@ class ResponseStream:
         with self._lock:
             self._state.completed(entry, reply, nbytes)
             self._may_send.notify()
+            if reply.silent:
+                self._may_read.notify()
+        if reply.silent:
+            reply.sent()
 
     def drain(self) -> None:
         """End the stream with UNAVAILABLE once every request that was read is answered."""

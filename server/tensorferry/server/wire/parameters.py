@@ -56,13 +56,15 @@ class RequestParameters(NamedTuple):
     """The parameters that have a meaning here.
 
     `timeout` is in seconds, inf for none. `priority` is a class, 0 for none. `sequence` is None for a request without a
-    sequence's id; an id of 0 or "" is none, too.
+    sequence's id; an id of 0 or "" is none, too. `empty_final` asks a model that answers in streams for a response without
+    outputs after the last answer.
     """
 
     timeout: float
     priority: int
     explain: bool
     sequence: SequenceParameters | None = None
+    empty_final: bool = False
 
 
 class SequenceParameters(NamedTuple):
@@ -97,6 +99,7 @@ def read_parameters(request: pb.ModelInferRequest) -> RequestParameters:
         priority=_natural(parameters, PRIORITY),
         explain=EXPLAIN in parameters and parameters[EXPLAIN].bool_param,
         sequence=_sequence(parameters),
+        empty_final=_EMPTY_FINAL in parameters and parameters[_EMPTY_FINAL].bool_param,
     )
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tensorferry.batcher import BatcherClosed, DeadlineExceeded, OutOfMemory, Request
 from tensorferry.batcher.execution.futures import completion_of, propagate_cancel
-from tensorferry.server.errors import LimitError, StepFailedError
+from tensorferry.server.errors import InvalidRequestError, LimitError, StepFailedError
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity
 from tensorferry.server.inference.calls.array_requests import request_of_arrays
 from tensorferry.server.inference.calls.call_graph import CallGraph
@@ -148,6 +148,10 @@ class _CallsOfBatch(AbstractContextManager[None]):
         """Enqueue the request in a model's batcher, or answer it if it has no rows."""
         first, graph = requests[0], self._calls.graph
         triton = self._calls.triton_status_codes
+        if model.streams:
+            raise InvalidRequestError(
+                f"model {model.name!r} answers in streams, so a function cannot call it; let it return its outputs"
+            )
         graph.begin(self._caller, model.name)
         pending: PendingInference | None = None
         trace: RequestTrace | None = None

@@ -69,6 +69,7 @@ class DecodedRequest:
     priority: int
     response_spec: ResponseSpec
     sequence: SequenceParameters | None = None
+    empty_final: bool = False
 
 
 def decode_request(
@@ -135,6 +136,7 @@ def decode_request(
             spans=output_spans,
         ),
         sequence=parameters.sequence,
+        empty_final=parameters.empty_final,
     )
 
 

@@ -59,7 +59,7 @@ class RequestTemplate:
 
     `timeout` and `max_queue_time` are in seconds, inf for none. `shapes` are those of the inputs, in the order of `names`.
     `batch_axes` are those of the outputs of which it is not the first, as clients see them. `sequence` is set for a model
-    with states; the owner in it is that of each request.
+    with states; the owner in it is that of each request. `empty_final` is as in `RequestParameters`.
     """
 
     model: Model
@@ -77,6 +77,7 @@ class RequestTemplate:
     batch_axes: Mapping[str, int]
     response: ResponseTemplate
     sequence: SequenceTag | None = None
+    empty_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +251,7 @@ def _template_of(model: Model, decoded: DecodedRequest, response: ResponseTempla
         },
         response=response,
         sequence=_sequence_of(model, decoded),
+        empty_final=decoded.empty_final,
     )
 
 

@@ -43,6 +43,11 @@ class UnmatchedRequest:
         self._message: pb.ModelInferRequest
         self._response_spec: ResponseSpec
 
+    @property
+    def uses_shared_memory(self) -> bool:
+        """Whether tensors are in shared memory."""
+        return bool(self._lease)
+
     def parse(self) -> None:
         """Check the message against the bounds and parse it."""
         try:

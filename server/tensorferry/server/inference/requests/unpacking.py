@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tensorferry.batcher import Cancelled
 from tensorferry.server.identity import ClientIdentity, Metadata
-from tensorferry.server.inference.reply import InferenceCall, InferenceReply, error_reply
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply, TakeAnswer, error_reply
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -30,6 +30,7 @@ class Submit(Protocol):
         *,
         caller: ClientIdentity,
         stream: object,
+        answers: TakeAnswer | None,
     ) -> InferenceCall:
         """Serve one request."""
 
@@ -88,6 +89,7 @@ class Unpacker:
         metadata: Metadata,
         caller: ClientIdentity,
         stream: object = None,
+        answers: TakeAnswer | None = None,
     ) -> InferenceCall:
         """See `InferenceService.submit`. A request that is withdrawn before a thread takes it is not unpacked."""
         pending = _PendingCall()
@@ -98,7 +100,9 @@ class Unpacker:
                 complete(error_reply("", left, ("", ""), metadata))
                 return
             try:
-                call = self._submit(data, deadline, complete, metadata, caller=caller, stream=stream)
+                call = self._submit(
+                    data, deadline, complete, metadata, caller=caller, stream=stream, answers=answers
+                )
             except Exception as error:
                 _log.exception(
                     "a compressed request could not be served; this is a bug in tensorferry.server"

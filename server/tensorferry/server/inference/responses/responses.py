@@ -87,6 +87,10 @@ class ResponseTemplate:
             pieces.append(array if array.flags.c_contiguous else array.tobytes())
         return pieces
 
+    def without_outputs(self, id_field: bytes) -> Sequence[Piece]:
+        """Return the pieces of a response that has no outputs."""
+        return self._head, id_field
+
     def _serialise_constant_parts(
         self, shapes: tuple[tuple[int, ...], ...], arrays: Sequence[np.ndarray[Any, Any]]
     ) -> tuple[bytes, ...]:

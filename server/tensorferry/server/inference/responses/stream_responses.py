@@ -1,4 +1,4 @@
-"""Responses inside a stream: the last one to a request, and a request's error."""
+"""Responses inside a stream: the answers to a request, the last one of which is marked, and a request's error."""
 
 from __future__ import annotations
 
@@ -19,25 +19,29 @@ RETRY_PARAMETER = "tensorferry_retry_after_ms"
 
 _RESPONSE_TAG = pb.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2
 
-# Triton's mark of the last response to a request. Every request has one response here.
+# Triton's mark of the last response to a request.
 FINAL_PARAMETER = "triton_final_response"
-_FINAL = pb.ModelInferResponse(
-    parameters={FINAL_PARAMETER: pb.InferParameter(bool_param=True)}
-).SerializeToString()
+_NOT_FINAL, _FINAL = (
+    pb.ModelInferResponse(
+        parameters={FINAL_PARAMETER: pb.InferParameter(bool_param=final)}
+    ).SerializeToString()
+    for final in (False, True)
+)
 
 
-def stream_response(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Wrap the pieces of a response as the last ModelStreamInferResponse to its request."""
+def stream_response(pieces: Sequence[Piece], *, last: bool = True) -> Sequence[Piece]:
+    """Wrap the pieces of a response as a ModelStreamInferResponse: the `last` one to its request, or one before."""
     size = 0
     for piece in pieces:
         size += len(piece) if isinstance(piece, bytes) else piece.nbytes
-    return (_stream_head(size), *pieces)
+    return (_stream_head(size, last), *pieces)
 
 
 # Most models have responses of one size.
 @lru_cache(maxsize=256)
-def _stream_head(size: int) -> bytes:
-    return bytes([_RESPONSE_TAG]) + encode_varint(size + len(_FINAL)) + _FINAL
+def _stream_head(size: int, last: bool) -> bytes:
+    mark = _FINAL if last else _NOT_FINAL
+    return bytes([_RESPONSE_TAG]) + encode_varint(size + len(mark)) + mark
 
 
 def stream_error(request_id: str, addressed: tuple[str, str], status: Status) -> bytes:

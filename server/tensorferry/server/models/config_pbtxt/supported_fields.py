@@ -162,7 +162,8 @@ RULES: Mapping[str, FieldRule] = {
     "model_warmup": _USED,
     "model_operations.op_library_filename": _USED,
     "model_transaction_policy.decoupled": _refused(
-        "in this server every request has one response; leave it out if the model has one response per request"
+        "only Python functions that are declared with streams=True have several responses to a request; leave it out if the "
+        "model has one"
     ),
     "model_repository_agents": _refused(
         "this server has no agents, so a check or decryption of the files would not happen; leave it out"
@@ -179,7 +180,8 @@ _OF_KIND: Mapping[ModelKind, Mapping[str, FieldRule]] = {
     ModelKind.ONNX: {},
     ModelKind.PYTHON: {
         path: _IN_PYTHON for path in RULES if path.startswith(("optimization.", "parameters", "model_"))
-    },
+    }
+    | {"model_transaction_policy.decoupled": _USED},
     ModelKind.ENSEMBLE: {
         path: _IN_ENSEMBLE
         for path in RULES

@@ -206,6 +206,10 @@ def _place_step(
             model = context.get_model(step.model)
         except ServerError as error:
             raise StartError(f"pipeline {declared.name!r}, step {step.model!r}: {error}") from None
+        if model.streams:
+            raise StartError(
+                f"pipeline {declared.name!r}, step {step.model!r}: that model answers in streams, which a step cannot do"
+            )
         _check_rows_are_first(declared.name, model)
         used = ModelReference(step.model, "", replace(model.signature, optional=()), model.batched)
         return place(step.model, model.signature, step.inputs, step.outputs, used=used)
@@ -325,6 +329,7 @@ def _model(
         else (),
         uses=used,
         release=built.release,
+        streams=any(step.streams for step in own),
         task=source.declaration.task if isinstance(source.declaration, PipelineModel) else None,
     )
 

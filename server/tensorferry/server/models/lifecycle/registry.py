@@ -64,7 +64,7 @@ class Model:
     their state. `exemplars` collects traced requests for the metrics; None without metrics. `empty_axes` says which axes
     of a request may have length zero. `steps` describes what a batch runs through, and `uses` has the other models that its
     steps name. `release` ends what its instances started, after the batcher is closed. `task` is what it does with texts.
-    `stage` is how steps of other models run this one.
+    `stage` is how steps of other models run this one. If it `streams`, a request has any number of answers.
     """
 
     name: str
@@ -86,6 +86,7 @@ class Model:
     uses: tuple[ModelReference, ...] = ()
     release: Callable[[], None] = field(default=lambda: None, compare=False)
     task: TextTask | None = None
+    streams: bool = False
     stage: StageModel = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -38,6 +38,7 @@ from tensorferry.server.python.steps.loaded_step import (
 from tensorferry.server.python.steps.named_model import ModelReference, stage_model
 from tensorferry.server.python.steps.planning import Plan, PlannedStage, StepBinding
 from tensorferry.server.python.steps.stage_function import StageFunction, StageStep, StepTimes, no_calls
+from tensorferry.server.python.steps.stream_function import StreamFunction
 from tensorferry.server.runtime.recovery.instance_health import InstanceEvent, InstanceHealth
 from tensorferry.server.signature import Signature
 
@@ -210,6 +211,8 @@ class _StageBuilder:
             self._context.config.for_model(self._model),
             self._loaded[0].sequences,
             steady=self._steady,
+            # They depend on how fast clients read.
+            learn_times=not self._loaded[0].streams,
             response_hook=hook,
             clients=clients,
             health=_health_callback(self._health, self._first),
@@ -259,6 +262,8 @@ class _StageBuilder:
         instances, model = self._instances[number], self._model
         # A steady stage may run on a transport's thread, which must not wait for another model.
         calls = no_calls if self._steady else self._context.calls
+        if (answers := instances[0].answers) is not None:
+            return StreamFunction(model, answers, self._times[0][number], calls)
         if self._own_names:
             (placed,), (instance,), (step,) = self._planned.steps, instances, self._loaded
             if not step.python:

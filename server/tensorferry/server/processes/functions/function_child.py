@@ -11,10 +11,20 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.processes.child import Child, ChildEnded
 from tensorferry.server.processes.functions.arrays import Array, ArrayMemory, create_memory
 from tensorferry.server.processes.functions.errors import FunctionRaised
-from tensorferry.server.processes.functions.in_child import ERROR, MAX_CONTENT, RAISED, READY, RUN
+from tensorferry.server.processes.functions.in_child import (
+    END,
+    ERROR,
+    MAX_CONTENT,
+    NEXT,
+    RAISED,
+    READY,
+    RUN,
+    YIELDED,
+)
 from tensorferry.server.processes.functions.model_calls import CALL, OVER, ServedCalls
 from tensorferry.server.processes.functions.values import dumps, encode, loads
 from tensorferry.server.processes.messages import Message, MessageError
+from tensorferry.server.python.functions.answers import NO_MORE
 
 _MODULE = "tensorferry.server.processes.functions.in_child"
 
@@ -56,22 +66,42 @@ class FunctionChild(Child):
 
         Raises FunctionRaised; ServerError, BatcherError or MemoryError if the function did; or ChildEnded.
         """
+        return self._run(inputs)[1]
+
+    def first_answer(self, inputs: Mapping[str, Array]) -> Any:
+        """Run a function that yields, and return its first answer; NO_MORE if there is none. Raises as `run` does."""
+        kind, answer = self._run(inputs)
+        return answer if kind == YIELDED else NO_MORE
+
+    def next_answer(self) -> Any:
+        """Return the next answer; NO_MORE after the last one. Raises as `run` does."""
+        kind, answer = self._result_of(NEXT)
+        return answer if kind == YIELDED else NO_MORE
+
+    def end_answers(self) -> None:
+        """Close the generator. Raises as `run` does."""
+        self._result_of(END)
+
+    def _run(self, inputs: Mapping[str, Array]) -> tuple[str, Any]:
         self._number += 1
         self._inputs.begin(self._number)
-        content = dumps(encode(inputs, self._inputs, "the inputs"))
-        self.running = True
-        answer = self._exchange(content)
-        self.running = False
-        returned = self._read(answer.content)
-        if answer.kind == RAISED:
-            raise FunctionRaised(returned)
-        if answer.kind == ERROR:
-            raise returned.exception()
-        return returned
+        return self._result_of(RUN, dumps(encode(inputs, self._inputs, "the inputs")))
 
-    def _exchange(self, content: bytes) -> Message:
-        """Send a batch and return the answer. Serve calls of other models meanwhile."""
-        self.send(RUN, {"number": self._number}, content)
+    def _result_of(self, kind: str, content: bytes = b"") -> tuple[str, Any]:
+        """Send a message, and return the kind of the answer and what the function gave. Raises as `run` does."""
+        self.running = True
+        answer = self._exchange(kind, content)
+        self.running = False
+        given = self._read(answer.content)
+        if answer.kind == RAISED:
+            raise FunctionRaised(given)
+        if answer.kind == ERROR:
+            raise given.exception()
+        return answer.kind, given
+
+    def _exchange(self, kind: str, content: bytes) -> Message:
+        """Send a message and return the answer. Serve calls of other models meanwhile."""
+        self.send(kind, {"number": self._number}, content)
         calls: ServedCalls | None = None
         try:
             while (answer := self._next(calls)).kind == CALL:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tensorferry.batcher import BatcherError
 from tensorferry.server.errors import ServerError, StartError
@@ -18,15 +19,18 @@ from tensorferry.server.processes.functions.errors import SentError
 from tensorferry.server.processes.functions.model_calls import CallsToServer
 from tensorferry.server.processes.functions.values import dumps, encode, loads
 from tensorferry.server.processes.in_child import Parent
+from tensorferry.server.processes.messages import Message
+from tensorferry.server.python.functions.answers import NO_MORE, Answers, answers_of
 from tensorferry.server.python.functions.app_file import find_function, import_app
 from tensorferry.server.python.functions.call import Call, bound_call
 from tensorferry.server.python.functions.failure import describe, traceback_text
 from tensorferry.server.system.threads import watch_threads
 from tensorferry.serving import DeclarationError, FunctionModel, calls_through
 
-# Kinds of messages. The child sends READY or NOT_READY once, and RETURNED, RAISED or ERROR for each RUN.
-READY, NOT_READY, RUN = "ready", "not ready", "run"
-RETURNED, RAISED, ERROR = "returned", "raised", "error"
+# Kinds of messages. The child sends READY or NOT_READY once, and RETURNED, RAISED or ERROR for each RUN. A function that
+# answers in streams may send YIELDED in place of RETURNED. The server then sends NEXT or END, which is answered as RUN is.
+READY, NOT_READY, RUN, NEXT, END = "ready", "not ready", "run", "next", "end"
+RETURNED, YIELDED, RAISED, ERROR = "returned", "yielded", "raised", "error"
 # The most bytes of a value in a message, where no array of a batch is.
 MAX_CONTENT = 16 << 30
 
@@ -47,7 +51,10 @@ def run_process(arguments: Sequence[str]) -> None:
         server.send(NOT_READY, content=dumps(str(error)))
         return
     server.send(READY)
-    _serve(server, ArrayMemory(inputs), ArrayMemory(outputs), call)
+    runs = _Runs(ArrayMemory(inputs), ArrayMemory(outputs), call, streams=declared.streams)
+    while (message := server.receive()) is not None:
+        calls = CallsToServer(server)
+        calls.end(*runs.answer(message, calls))
 
 
 def _bound(declared: FunctionModel, path: Path) -> Call:
@@ -61,27 +68,55 @@ def _bound(declared: FunctionModel, path: Path) -> Call:
         ) from None
 
 
-def _serve(server: Parent, inputs: ArrayMemory, outputs: ArrayMemory, call: Call) -> None:
-    while (message := server.receive()) is not None:
-        outputs.begin(message.fields["number"])
-        calls = CallsToServer(server)
-        calls.end(*_answer(message.content, inputs, outputs, call, calls))
+class _Runs:
+    """Runs the function. `streams` says that it yields."""
 
+    def __init__(self, inputs: ArrayMemory, outputs: ArrayMemory, call: Call, *, streams: bool) -> None:
+        self._inputs, self._outputs = inputs, outputs
+        self._call = call
+        self._streams = streams
+        # Of the run that has not ended.
+        self._answers: Answers | None = None
 
-def _answer(
-    content: bytes, inputs: ArrayMemory, outputs: ArrayMemory, call: Call, calls: CallsToServer
-) -> tuple[str, bytes]:
-    """Return the kind and content of the answer to a batch."""
-    try:
-        batch = loads(content, inputs)
-        with calls_through(calls):
-            returned = call(batch)
-        return RETURNED, dumps(encode(returned, outputs, "the result"))
-    except (ServerError, BatcherError, MemoryError) as error:
-        # Of another model that the function called. A MemoryError lets the batch run in parts.
-        return ERROR, dumps(SentError.of(error))
-    except BaseException as error:
-        return RAISED, dumps(describe(error))
+    def answer(self, message: Message, calls: CallsToServer) -> tuple[str, bytes]:
+        """Return the kind and content of the answer to a message."""
+        self._outputs.begin(message.fields["number"])
+        try:
+            with calls_through(calls):
+                return self._answer(message)
+        except (ServerError, BatcherError, MemoryError) as error:
+            # Of another model that the function called. A MemoryError lets the batch run in parts.
+            return ERROR, dumps(SentError.of(error))
+        except BaseException as error:
+            return RAISED, dumps(describe(error))
+
+    def _answer(self, message: Message) -> tuple[str, bytes]:
+        if message.kind == END:
+            self._close()
+            return RETURNED, dumps(None)
+        if message.kind == RUN:
+            returned = self._call(loads(message.content, self._inputs))
+            if not self._streams:
+                return RETURNED, self._encoded(returned)
+            self._answers = answers_of(returned)
+        assert self._answers is not None
+        try:
+            answer = self._answers.read()
+            if answer is not NO_MORE:
+                return YIELDED, self._encoded(answer)
+        except BaseException:
+            self._close()
+            raise
+        self._close()
+        return RETURNED, dumps(None)
+
+    def _encoded(self, value: Any) -> bytes:
+        return dumps(encode(value, self._outputs, "the result"))
+
+    def _close(self) -> None:
+        answers, self._answers = self._answers, None
+        if answers is not None:
+            answers.close()
 
 
 if __name__ == "__main__":

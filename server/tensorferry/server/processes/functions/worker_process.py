@@ -18,6 +18,7 @@ from tensorferry.server.processes.functions.errors import ProcessDied, ProcessNo
 from tensorferry.server.processes.functions.function_child import FunctionChild
 from tensorferry.server.processes.functions.values import digest_of_inputs
 from tensorferry.server.processes.suspect_requests import REFUSED, REFUSED_SECONDS, RefusedRequests
+from tensorferry.server.python.functions.answers import NO_MORE, Answers
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -91,13 +92,34 @@ class WorkerProcess:
         another process. A batch that had not begun when its process ended runs once more. So does a lone request whose
         process got SIGKILL, which the system sends when memory is short.
         """
+        return self._exchange(inputs, rows, lambda child: child.run(inputs))
+
+    def answers(self, inputs: Mapping[str, Array]) -> Answers:
+        """Return the answers to one request, of a function that yields. Reading them raises as `run` does."""
+        return _ProcessAnswers(self, inputs)
+
+    def answer(
+        self, inputs: Mapping[str, Array], exchange: Callable[[FunctionChild], Any], *, first: bool
+    ) -> Any:
+        """Return what `exchange` returns, an answer to a request of these inputs. For `answers`."""
+        # After the first answer it must not run again.
+        return self._exchange(inputs, (), exchange, again=not first)
+
+    def _exchange(
+        self,
+        inputs: Mapping[str, Array],
+        rows: Sequence[int],
+        exchange: Callable[[FunctionChild], Any],
+        *,
+        again: bool = False,
+    ) -> Any:
+        """Return what `exchange` returns with the process. `again` is whether the batch has run before."""
         with self._busy:
             self._check_refused(inputs, rows)
-            again = False
             while True:
                 child = self._running_child()
                 try:
-                    return child.run(inputs)
+                    return exchange(child)
                 except ChildEnded as ended:
                     begun = child.began_run
                     reason, status = str(ended), self._reap(child)
@@ -224,3 +246,36 @@ class WorkerProcess:
             requests = [{name: array[first:end] for name, array in inputs.items()} for first, end in bounds]
         if any(self._refused.has_digest(digest_of_inputs(self._model, each)) for each in requests):
             raise RequestRefused
+
+
+class _ProcessAnswers:
+    """See `Answers`. `cancel` does nothing, because a process is sent nothing while it computes an answer."""
+
+    def __init__(self, process: WorkerProcess, inputs: Mapping[str, Array]) -> None:
+        self._process = process
+        self._inputs = inputs
+        self._begun = False
+        self._over = False
+
+    def read(self) -> Any:
+        first, self._begun = not self._begun, True
+        try:
+            if first:
+                answer = self._process.answer(
+                    self._inputs, lambda child: child.first_answer(self._inputs), first=True
+                )
+            else:
+                answer = self._process.answer(self._inputs, FunctionChild.next_answer, first=False)
+        except BaseException:
+            self._over = True
+            raise
+        self._over = answer is NO_MORE
+        return answer
+
+    def close(self) -> None:
+        if self._begun and not self._over:
+            self._over = True
+            self._process.answer(self._inputs, FunctionChild.end_answers, first=False)
+
+    def cancel(self) -> None:
+        pass

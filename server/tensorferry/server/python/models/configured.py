@@ -37,6 +37,11 @@ def configured(
         _log.warning("%s", warning)
     declared = replace(declared, max_batch_size=_max_batch_size(declared, given, name))
     check_dynamic_batching(given)
+    if given.model_transaction_policy.decoupled and not declared.streams:
+        raise ModelConfigError(
+            f"the configuration of model {name!r} has model_transaction_policy {{ decoupled: true }}, but its function returns "
+            "one answer; declare it with streams=True, or leave that out"
+        )
     if not given.instance_group:
         return declared, ()
     groups = instance_groups(given, name, _NO_DEVICES)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from tensorferry.batcher import (
     BatcherClosed,
@@ -21,6 +21,7 @@ from tensorferry.batcher import (
 from tensorferry.server.errors import NotFoundError, NotReadyError
 from tensorferry.server.processes.functions.errors import ProcessDied, ProcessNotStarted
 from tensorferry.server.processes.functions.worker_process import WorkerProcess
+from tensorferry.server.python.functions.answers import NO_MORE, Answers
 from tensorferry.server.python.models.failures import request_error, wrong_return
 from tensorferry.server.python.models.outputs import DeclaredOutputs, WrongOutputs, stack_rows
 from tensorferry.server.runtime.checks.sampling import Array
@@ -35,8 +36,29 @@ _log = logging.getLogger("tensorferry.server")
 # of each failed batch would call it again and again.
 _NOT_THE_REQUESTS = (NotReadyError, NotFoundError, QueueFull, Shed, DeadlineExceeded, BatcherClosed)
 
+_T = TypeVar("_T")
+
 # Runs a batch, given its inputs by name and the rows of each of its requests, and returns what `Call` returns.
 BatchCall: TypeAlias = Callable[[Mapping[str, Array], Sequence[int]], Any]
+
+
+def checked_answers(declared: FunctionModel, signature: Signature, call: BatchCall) -> BatchCall:
+    """Return what begins a run of a function that yields, and returns its `Answers`, with arrays by output."""
+    outputs = DeclaredOutputs(signature.outputs, batched=False, copy=not declared.processes)
+    return lambda inputs, rows: _CheckedAnswers(call(inputs, rows), outputs)
+
+
+class _CheckedAnswers:
+    """`Answers` that are checked against the declaration. Reading them raises WrongOutputs, too."""
+
+    def __init__(self, answers: Answers, outputs: DeclaredOutputs) -> None:
+        self._answers = answers
+        self._outputs = outputs
+        self.close, self.cancel = answers.close, answers.cancel
+
+    def read(self) -> Any:
+        answer = self._answers.read()
+        return NO_MORE if answer is NO_MORE else self._outputs.checked(answer, 0)
 
 
 def checked_call(declared: FunctionModel, signature: Signature, call: BatchCall) -> BatchCall:
@@ -101,6 +123,27 @@ class FunctionInstance(WatchedRun):
         `rows` has the rows of each request. Raises as `request_error` says, in `BatchFailed` if all requests get that; InstanceFailed if the process cannot be started,
         RunTimedOut if it was killed because the run took too long.
         """
+        outputs: dict[str, Any] = self._limited(lambda: self._call(inputs, rows))
+        return outputs
+
+    def answers(
+        self, inputs: Mapping[str, Array], on_over: Callable[[Callable[[], None]], None]
+    ) -> Generator[dict[str, Any], None, None]:
+        """Yield the answers of a function that yields, to one request; arrays by output. Raises as `run` does.
+
+        Each answer may take as long as a run. `on_over` is given what to call, on any thread, if nobody reads them any more.
+        Close the iterator, which closes the function's generator.
+        """
+        source: Answers = self._limited(lambda: self._call(inputs, ()))
+        on_over(source.cancel)
+        try:
+            while (answer := self._limited(source.read)) is not NO_MORE:
+                yield answer
+        finally:
+            self._limited(source.close)
+
+    def _limited(self, call: Callable[[], _T]) -> _T:
+        """Return what a call of the function returns, which may take as long as a run. Raises as `run` does."""
         if self._process is not None and self._process.pid is None:
             self._start_process()
         self._began = time.monotonic()
@@ -108,8 +151,7 @@ class FunctionInstance(WatchedRun):
         self._running, self._overdue = self._process, None
         self._due = self._began + self._limit
         try:
-            outputs: dict[str, Any] = self._call(inputs, rows)
-            return outputs
+            return call()
         except BaseException as error:
             failure = self._failure(error, self.finish())
         finally:

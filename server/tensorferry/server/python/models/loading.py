@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
@@ -18,19 +18,21 @@ from tensorferry.server.observability.logs.load_progress import set_load_stage
 from tensorferry.server.processes.functions.errors import ProcessNotStarted
 from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.processes.suspect_requests import RefusedRequests
+from tensorferry.server.python.functions.answers import NO_MORE, answers_of
 from tensorferry.server.python.functions.call import Call, bound_call
 from tensorferry.server.python.functions.failure import traceback_text
 from tensorferry.server.python.models.configured import check_tensors, configured, configured_decision
 from tensorferry.server.python.models.instance import (
     BatchCall,
     FunctionInstance,
+    checked_answers,
     checked_call,
 )
 from tensorferry.server.python.models.load_check import LoadCheck, check_at_load
 from tensorferry.server.python.models.signature import signature_of_function
 from tensorferry.server.python.steps.loaded_step import LoadedStep, StepInstance, WarmupTime
 from tensorferry.server.runtime.axes.empty_axes import EmptyAxes, axis_sets_to_test
-from tensorferry.server.runtime.checks.sampling import varies
+from tensorferry.server.runtime.checks.sampling import Array, varies
 from tensorferry.server.runtime.checks.trial_runs import trial_run
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.recovery.instance_health import InstanceHealth
@@ -52,10 +54,11 @@ def load_function_step(
         declared, given_groups = configured(declared, given, source.name)
     signature = signature_of_function(declared)
     workers = _workers(declared, source)
-    calls = [checked_call(declared, signature, worker.call) for worker in workers]
+    checked = checked_answers if declared.streams else checked_call
+    calls = [checked(declared, signature, worker.call) for worker in workers]
     set_load_stage("checking it by running it")
     most = _most_rows(declared, config)
-    tried = _tried(declared.name, workers[0], calls[0])
+    tried = _tried(declared.name, workers[0], _first_answer(calls[0]) if declared.streams else calls[0])
     found = check_at_load(declared, signature, tried, min(most, config.max_queue_size))
     decision = _decision(declared, config.batching, most, found)
     decision = configured_decision(decision, given)
@@ -67,6 +70,7 @@ def load_function_step(
     ]
     completed = complete_config(given, source, signature, decision, groups, config)
     completed.platform = completed.backend = PYTHON
+    completed.model_transaction_policy.decoupled = declared.streams
     if given.input or given.output:
         check_tensors(completed, given, signature)
     generated = not given.HasField("dynamic_batching")
@@ -81,7 +85,8 @@ def load_function_step(
         process = workers[number].process
         instance = FunctionInstance(declared.name, calls[number], process, health, health_index, limits)
         close = (lambda: None) if process is None else process.close
-        return StepInstance(instance.run, instance.on_hang, close=close, process=process)
+        answers = instance.answers if declared.streams else None
+        return StepInstance(instance.run, instance.on_hang, close=close, process=process, answers=answers)
 
     return LoadedStep(
         name=source.name,
@@ -91,10 +96,10 @@ def load_function_step(
         decision=decision,
         batching=decision.description,
         make_instance=make_instance,
-        run_seconds=found.seconds,
+        run_seconds={} if declared.streams else found.seconds,
         # Without fixed shapes, a run's time depends on more than the rows.
         warmup=()
-        if varies(signature)
+        if declared.streams or varies(signature)
         else tuple(WarmupTime(rows, took) for rows, took in found.seconds.items()),
         # Python code is given empty axes as they are: numpy does not end the process on them.
         empty_axes=EmptyAxes(
@@ -102,6 +107,7 @@ def load_function_step(
         ),
         steady=declared.steady,
         python=True,
+        streams=declared.streams,
     )
 
 
@@ -115,7 +121,8 @@ class _Worker(NamedTuple):
 def _workers(declared: FunctionModel, source: ModelSource) -> Sequence[_Worker]:
     """Return what runs each instance. StartError if the function, or a process, cannot be loaded."""
     if not declared.processes:
-        return [_in_thread(_bound(declared)) for _ in range(declared.workers)]
+        in_thread = _answers_in_thread if declared.streams else _in_thread
+        return [in_thread(_bound(declared)) for _ in range(declared.workers)]
     refused = RefusedRequests()
     processes = [
         WorkerProcess(
@@ -134,7 +141,31 @@ def _workers(declared: FunctionModel, source: ModelSource) -> Sequence[_Worker]:
         if isinstance(error, ProcessNotStarted):
             raise StartError(error.reason) from None
         raise
+    if declared.streams:
+        return [_Worker(_answers_in(process), process) for process in processes]
     return [_Worker(process.run, process) for process in processes]
+
+
+def _answers_in(process: WorkerProcess) -> BatchCall:
+    return lambda inputs, rows: process.answers(inputs)
+
+
+def _answers_in_thread(call: Call) -> _Worker:
+    return _Worker(lambda inputs, rows: answers_of(call(inputs)))
+
+
+def _first_answer(call: BatchCall) -> BatchCall:
+    """Return what runs a function that yields until its first answer, and returns that; no outputs if there is none."""
+
+    def run(inputs: Mapping[str, Array], rows: Sequence[int]) -> Any:
+        answers = call(inputs, rows)
+        try:
+            answer = answers.read()
+        finally:
+            answers.close()
+        return {} if answer is NO_MORE else answer
+
+    return run
 
 
 def _tried(name: str, worker: _Worker, call: BatchCall) -> BatchCall:
@@ -170,6 +201,8 @@ def _most_rows(declared: FunctionModel, config: ServerConfig) -> int:
 
 def _decision(declared: FunctionModel, policy: str, most: int, found: LoadCheck) -> BatchingDecision:
     """Return how a function is batched, and log why its requests share no batch."""
+    if declared.streams:
+        return BatchingDecision(0, False, "unbatched (it answers in streams)")
     if not most:
         return BatchingDecision(0, False, "unbatched (max_batch_size is 0 in its declaration)")
     if not declared.batched:

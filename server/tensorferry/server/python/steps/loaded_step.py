@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -30,7 +30,8 @@ class StepInstance(NamedTuple):
     request. `on_hang` sets what is called if a run does not
     end even after it was asked to. `staged` is the form in which copies to a device overlap with runs, if there is one.
     `close` ends what the instance started, such as a process, after its last run. `process` is the process that it runs
-    in, if that is not the server's.
+    in, if that is not the server's. `answers` is in place of `run` for a function that yields: it takes the inputs, and what is
+    given a function to call when nobody reads the answers any more.
     """
 
     run: Callable[..., Mapping[str, Any]]
@@ -38,6 +39,7 @@ class StepInstance(NamedTuple):
     staged: StagedModel | None = None
     close: Callable[[], None] = lambda: None
     process: WorkerProcess | None = None
+    answers: Callable[..., Generator[Mapping[str, Any], None, None]] | None = None
 
 
 class MakeInstance(Protocol):
@@ -62,7 +64,8 @@ class LoadedStep:
     `batching` describes batching and padding to people. `run_seconds` has the seconds of runs by rows; `warmup` has those
     that hold for all requests. `steady` says that a run's time depends on the inputs' shapes alone. `python` says that the
     step is a Python function. `open_layout` says that the layout of the cores is to be measured (`--instances auto`).
-    `sequences` has the states that its requests hand on; `signature` is without them.
+    `sequences` has the states that its requests hand on; `signature` is without them. `streams` says that a request has
+    any number of answers.
     """
 
     name: str
@@ -80,3 +83,4 @@ class LoadedStep:
     python: bool = False
     open_layout: bool = False
     sequences: DeclaredSequences | None = None
+    streams: bool = False

@@ -15,6 +15,8 @@ from tensorferry.server.transport.http.error_forms import ErrorForm, v2_form
 from tensorferry.server.transport.http.errors import HttpError
 
 JSON, OCTETS, TEXT = "application/json", "application/octet-stream", "text/plain; charset=utf-8"
+EVENTS = "text/event-stream; charset=utf-8"
+LAST_CHUNK = b"0\r\n\r\n"
 
 # As Triton where it has the status. It has 503 for a full queue, where clients learn from 429 that they send too much.
 _STATUSES: Mapping[StatusCode, int] = {
@@ -87,6 +89,18 @@ def error_of(status: Status) -> HttpError:
         seconds = max(0.001, status.retry_after)
         headers += f"Retry-After: {math.ceil(seconds)}\r\nretry-after-ms: {math.ceil(seconds * 1e3)}\r\n"
     return HttpError(_STATUSES.get(status.code, 500), status.message, headers=headers)
+
+
+def head_of_events(*, chunked: bool, closes: bool) -> bytes:
+    """Return the head of a response of server-sent events, whose number is not known."""
+    lines = ["HTTP/1.1 200 OK", f"Content-Type: {EVENTS}", "Cache-Control: no-cache"]
+    lines += ["Transfer-Encoding: chunked"] * chunked + ["Connection: close"] * closes
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def chunk(data: bytes) -> bytes:
+    """Return a chunk of a response; nothing for no data, which would be the last chunk."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 def with_header(data: bytes, line: bytes) -> bytes:

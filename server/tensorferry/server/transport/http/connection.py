@@ -6,12 +6,20 @@ import asyncio
 import re
 import ssl
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tensorferry.server.errors import UnreadResponsesError
 from tensorferry.server.inference.reply import InferenceCall
 from tensorferry.server.security.access_control import ClientCertificate
-from tensorferry.server.transport.http.answers import error_response, with_header, without_body
+from tensorferry.server.transport.http.answers import (
+    LAST_CHUNK,
+    chunk,
+    error_response,
+    head_of_events,
+    with_header,
+    without_body,
+)
 from tensorferry.server.transport.http.bodies import ChunkedBody, too_large
 from tensorferry.server.transport.http.error_forms import v2_form
 from tensorferry.server.transport.http.errors import HttpError
@@ -39,13 +47,15 @@ _HTTP2, _TLS = b"PRI * HTTP/2.0\r\n", b"\x16\x03"
 class Exchange:
     """A request that is being answered. `respond` is called once, on the loop's thread."""
 
-    __slots__ = ("_call", "_left", "connection", "head")
+    __slots__ = ("_call", "_left", "connection", "has_events", "head")
 
     def __init__(self, connection: Connection, head: Head) -> None:
         self.connection = connection
         self.head = head
         self._call: InferenceCall | None = None
         self._left = False
+        # Whether the response has begun, with an event.
+        self.has_events = False
 
     def submitted(self, call: InferenceCall) -> None:
         """Note the request in flight, which is cancelled if the client leaves. Called on any thread."""
@@ -60,8 +70,17 @@ class Exchange:
             self._call.cancel()
 
     def respond(self, data: bytes) -> None:
-        """Send the response, unless the client has left."""
+        """Send the response, or the last event, if any, and the end of a response of events, unless the client has left."""
         self.connection.respond(self, data)
+
+    def count_unread(self, nbytes: int) -> UnreadResponsesError | None:
+        """Count an event that will be sent, or return why it must not be kept. Called on any thread."""
+        return self.connection.count_unread(nbytes)
+
+    def send_event(self, data: bytes, sent: Callable[[], None]) -> None:
+        """Send an event that was counted. Call `sent` when it is sent, or will never be."""
+        self.connection.send_event(self, data, sent)
+        self.has_events = True
 
 
 class Connection(asyncio.Protocol):
@@ -84,6 +103,10 @@ class Connection(asyncio.Protocol):
         self._since = time.monotonic()
         self._allowed_seconds = _IDLE_SECONDS
         self._account: ResponseAccount | None = None
+        # Of events, until they are sent.
+        self._events = ResponseAccount(self.peer, self._give_up)
+        # The bytes of each event that is written and not sent, and what to call then.
+        self._unsent_events: list[tuple[int, Callable[[], None]]] = []
         self._writes_wait = False
         # The part of an answer that is not written yet, and the bytes that the last sweep found unsent.
         self._rest: memoryview | None = None
@@ -106,6 +129,7 @@ class Connection(asyncio.Protocol):
                 if ":" in address[0]
                 else f"ipv4:{address[0]}:{address[1]}"
             )
+        self._events = ResponseAccount(self.peer, self._give_up)
         if not self._owner.opened(self):
             self._fail(
                 HttpError(
@@ -118,6 +142,8 @@ class Connection(asyncio.Protocol):
         self._owner.closed(self)
         if self._account is not None:
             self._owner.unread.close(self._account)
+        self._owner.unread.close(self._events)
+        self._events_sent()
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.left()
@@ -232,14 +258,10 @@ class Connection(asyncio.Protocol):
             return
         self._exchange = None
         head = exchange.head
-        self._ends = not head.keep_alive or self._owner.draining
-        if self._ends:
-            data = with_header(data, b"Connection: close")
-        elif head.is_old:
-            # Without this, such a client waits for the end of the connection.
-            data = with_header(data, b"Connection: keep-alive")
-        if head.method == "HEAD":
-            data = without_body(data)
+        if exchange.has_events:
+            data = data if head.is_old else chunk(data) + LAST_CHUNK
+        else:
+            data = self._with_headers(head, data)
         self._started(_IDLE_SECONDS)
         if len(data) <= _SLICE_BYTES:
             self._transport.write(data)
@@ -253,6 +275,39 @@ class Connection(asyncio.Protocol):
         elif self._data:
             # Not at once, because thousands of short requests may have arrived together.
             self._owner.on_loop(self._continue)
+
+    def _with_headers(self, head: Head, data: bytes) -> bytes:
+        self._ends = not head.keep_alive or self._owner.draining
+        if self._ends:
+            data = with_header(data, b"Connection: close")
+        elif head.is_old:
+            # Without this, such a client waits for the end of the connection.
+            data = with_header(data, b"Connection: keep-alive")
+        return without_body(data) if head.method == "HEAD" else data
+
+    def count_unread(self, nbytes: int) -> UnreadResponsesError | None:
+        """Count an event; see `Exchange.count_unread`."""
+        return self._owner.unread.add(self._events, nbytes)
+
+    def send_event(self, exchange: Exchange, data: bytes, sent: Callable[[], None]) -> None:
+        """Send an event; see `Exchange.send_event`."""
+        if self._exchange is exchange and not self._transport.is_closing():
+            if not exchange.has_events:
+                self._transport.write(self._head_of_events(exchange.head))
+            self._transport.write(data if exchange.head.is_old else chunk(data))
+        self._unsent_events.append((len(data), sent))
+        if not self._writes_wait:
+            self._events_sent()
+
+    def _head_of_events(self, head: Head) -> bytes:
+        self._ends = not head.keep_alive or head.is_old or self._owner.draining
+        return head_of_events(chunked=not head.is_old, closes=self._ends)
+
+    def _events_sent(self) -> None:
+        events, self._unsent_events = self._unsent_events, []
+        for nbytes, sent in events:
+            self._owner.unread.remove(self._events, nbytes)
+            sent()
 
     def _write_rest(self) -> None:
         while self._rest is not None and not self._writes_wait:
@@ -274,6 +329,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """See `asyncio.Protocol`: everything that was written is sent."""
         self._writes_wait = False
+        self._events_sent()
         self._write_rest()
         if self._account is not None:
             if self._writes_wait:
@@ -287,11 +343,11 @@ class Connection(asyncio.Protocol):
         elif self._exchange is None and self._discard is None:
             self._owner.on_loop(self._continue)
 
-    def _count_unsent(self) -> None:
-        def give_up(error: UnreadResponsesError) -> None:
-            self._owner.on_loop(self._transport.abort)
+    def _give_up(self, error: UnreadResponsesError) -> None:
+        self._owner.on_loop(self._transport.abort)
 
-        self._account = ResponseAccount(self.peer, give_up)
+    def _count_unsent(self) -> None:
+        self._account = ResponseAccount(self.peer, self._give_up)
         if self._owner.unread.add(self._account, self._unsent_bytes) is not None:
             self._transport.abort()
 

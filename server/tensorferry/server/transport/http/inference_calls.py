@@ -7,7 +7,9 @@ import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple, TypeAlias
 
+from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.identity import ClientIdentity
 from tensorferry.server.inference.interface import InlineRunner
 from tensorferry.server.inference.reply import InferenceReply
@@ -15,10 +17,11 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.status import StatusCode
 from tensorferry.server.system.threads import HandlerThreads
 from tensorferry.server.transport.call_admission import CallAdmission, Refusal
-from tensorferry.server.transport.http.answers import error_of, error_response, response_of
+from tensorferry.server.transport.http.answers import EVENTS, error_of, error_response, response, response_of
 from tensorferry.server.transport.http.bodies import unpacked
 from tensorferry.server.transport.http.connection import Connection, Exchange
 from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.generate import GenerateForm, error_event, generate_request
 from tensorferry.server.transport.http.infer_answers import AnswerTranslator
 from tensorferry.server.transport.http.infer_requests import AnswerForm, RequestTranslator
 from tensorferry.server.transport.http.method_calls import MethodCalls
@@ -32,6 +35,16 @@ _LONG_JSON_BYTES = 64 << 10
 _LONG_ANSWER_BYTES = 16 << 10
 # More than one, so that one long body does not delay all others.
 _JSON_THREADS = 2
+
+
+class _Event(NamedTuple):
+    """An event that is written before the last reply."""
+
+    data: bytes
+
+
+WholeForm: TypeAlias = AnswerForm | TextForm | GenerateForm
+Form: TypeAlias = WholeForm | _Event
 
 
 class InferenceCalls:
@@ -66,7 +79,7 @@ class InferenceCalls:
         self._loop, self._on_loop = loop, on_loop
         self._threads = HandlerThreads(_JSON_THREADS, "http-json")
         # Replies to answer, and whether `_answer_all` will be called for them.
-        self._replies: deque[tuple[Exchange, AnswerForm | TextForm, InferenceReply]] = deque()
+        self._replies: deque[tuple[Exchange, Form, InferenceReply]] = deque()
         self._answers_soon = False
         self._inline = InlineSchedule()
         self._runs_soon = False
@@ -107,13 +120,18 @@ class InferenceCalls:
             self._calls.end_unary()
             return
         completed = partial(self._completed, exchange, form)
-        exchange.submitted(
-            self._service.submit(message, deadline, completed, head.fields, caller, run_soon=run_soon)
+        answers = None
+        if isinstance(form, GenerateForm) and form.events:
+            answers = partial(self._take_answer, exchange, form)
+        call = self._service.submit(
+            message, deadline, completed, head.fields, caller, answers=answers, run_soon=run_soon
         )
+        exchange.submitted(call)
 
-    def _message(
-        self, target: Target, body: bytes, json_length: int | None
-    ) -> tuple[bytes, AnswerForm | TextForm]:
+    def _message(self, target: Target, body: bytes, json_length: int | None) -> tuple[bytes, Form]:
+        if target.route.generate is not None:
+            model = (target.parts["name"], target.parts["version"])
+            return generate_request(self._methods.metadata, model, body), target.route.generate
         if target.route.text is not None:
             return self._texts.message(target.route.text, body, target.parts.get("name", ""))
         model = (target.parts["name"], target.parts["version"]) if target.parts else (self._only_model(), "")
@@ -128,7 +146,19 @@ class InferenceCalls:
             )
         return names[0]
 
-    def _completed(self, exchange: Exchange, form: AnswerForm | TextForm, reply: InferenceReply) -> None:
+    def _take_answer(self, exchange: Exchange, form: GenerateForm, reply: InferenceReply) -> Exception | None:
+        """Take an answer before the last reply; return why it cannot be sent. Called on the thread that runs the request."""
+        try:
+            event = form.event(reply.pieces())
+        except HttpError as error:
+            return InvalidRequestError(str(error))
+        refusal = exchange.count_unread(len(event))
+        if refusal is None:
+            # With the replies, because the last reply must be sent after it.
+            self._completed(exchange, _Event(event), reply)
+        return refusal
+
+    def _completed(self, exchange: Exchange, form: Form, reply: InferenceReply) -> None:
         """Keep a reply for the end of its batch, or wake the loop for it. Called on any thread."""
         self._replies.append((exchange, form, reply))
         if not self._answers_soon:
@@ -141,7 +171,9 @@ class InferenceCalls:
         try:
             while self._replies:
                 exchange, form, reply = self._replies.popleft()
-                if form.writes_json and reply.output_bytes > _LONG_ANSWER_BYTES:
+                if isinstance(form, _Event):
+                    exchange.send_event(form.data, reply.sent)
+                elif form.writes_json and reply.output_bytes > _LONG_ANSWER_BYTES:
                     self._threads.submit(self._build_on_thread, exchange, form, reply)
                 else:
                     self._send(exchange, reply, self._built(exchange, form, reply))
@@ -150,25 +182,27 @@ class InferenceCalls:
                 # One raised, which must not delay the others.
                 self._loop.call_soon(self._answer_all)
 
-    def _build_on_thread(
-        self, exchange: Exchange, form: AnswerForm | TextForm, reply: InferenceReply
-    ) -> None:
+    def _build_on_thread(self, exchange: Exchange, form: WholeForm, reply: InferenceReply) -> None:
         self._on_loop(partial(self._send, exchange, reply, self._built(exchange, form, reply)))
 
-    def _built(self, exchange: Exchange, form: AnswerForm | TextForm, reply: InferenceReply) -> bytes:
+    def _built(self, exchange: Exchange, form: WholeForm, reply: InferenceReply) -> bytes:
+        """Return the response; after events what follows them."""
         try:
-            if isinstance(form, TextForm):
+            if reply.silent:
+                return b"" if exchange.has_events else response(200, b"", EVENTS)
+            if isinstance(form, (TextForm, GenerateForm)):
                 return form.response(reply.pieces())
             return self._answers.response(reply.pieces(), form, gzipped=exchange.head.accepts_gzip)
         except BaseException as error:
             # Every exception, because nothing else would answer the request.
+            if exchange.has_events:
+                return error_event(self._service.status_of(error, reply).message)
             return response_of(error, self._service, exchange.head.errors, reply)
 
     def _send(self, exchange: Exchange, reply: InferenceReply, data: bytes) -> None:
         exchange.respond(data)
         self._calls.end_unary()
-        if reply.trace is not None:
-            reply.trace.sent()
+        reply.sent()
 
     def _run_soon(self, batcher: InlineRunner) -> None:
         """Run the batcher's next batch once everything that was received is handled."""

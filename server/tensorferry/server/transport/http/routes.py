@@ -25,6 +25,7 @@ from tensorferry.server.system.addresses import names_this_machine
 from tensorferry.server.transport.http.answers import json_response, response
 from tensorferry.server.transport.http.error_forms import form_of
 from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.generate import GenerateForm
 from tensorferry.server.transport.http.heads import Routed
 from tensorferry.server.transport.http.json_fields import Fields, object_in, set_parameter, value_of
 from tensorferry.server.transport.http.text import openai, rerank, tei
@@ -47,7 +48,8 @@ class Route(NamedTuple):
 
     `rpc` is the method of the protocol, whose message gets the parts of the path as fields and is filled with the JSON body by
     `fill`. `answer` returns the HTTP response for its result. With `known`, an unknown model is an error. With `describes`,
-    the result is an index of models, whose metadata the answer gets. `text` parses the body of an inference on texts.
+    the result is an index of models, whose metadata the answer gets. `text` parses the body of an inference on texts, and
+    `generate` is the form of the answers to a request of the generate extension.
     """
 
     method: str
@@ -57,6 +59,7 @@ class Route(NamedTuple):
     known: bool = False
     describes: bool = False
     text: TextEndpoint | None = None
+    generate: GenerateForm | None = None
 
     def request(self, parts: Mapping[str, str], fields: Fields) -> Any:
         """Return the request message. HttpError if a field cannot be used."""
@@ -271,6 +274,8 @@ _ROUTES = [
     (re.compile(pattern), route)
     for pattern, route in (
         (f"{_MODEL}/infer", Route("POST", INFER, _empty)),
+        (f"{_MODEL}/generate", Route("POST", INFER, _empty, generate=GenerateForm(events=False))),
+        (f"{_MODEL}/generate_stream", Route("POST", INFER, _empty, generate=GenerateForm(events=True))),
         ("/invocations", Route("POST", INFER, _empty)),
         ("/v2/?", Route("GET", "ServerMetadata", _json)),
         ("/v2/health/live", Route("GET", "ServerLive", _json)),

@@ -26,7 +26,7 @@ from tensorferry.batcher import QueueFull
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.identity import ClientIdentity, Metadata
 from tensorferry.server.inference.interface import MAX_INLINE_SECONDS, InlineRunner
-from tensorferry.server.inference.reply import InferenceCall, InferenceReply
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply, TakeAnswer
 from tensorferry.server.inference.requests.unpacking import Unpacker
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.security.access_control import AccessControl
@@ -167,6 +167,7 @@ class Lane:
         caller: ClientIdentity,
         *,
         stream: object = None,
+        answers: TakeAnswer | None = None,
     ) -> InferenceCall:
         """See `InferenceService.submit`. Short batches run on the polling thread when no event is left."""
         return self._service.submit(
@@ -176,6 +177,7 @@ class Lane:
             metadata,
             caller,
             stream=stream,
+            answers=answers,
             run_soon=self._run_soon,
             unpacker=self._unpacker,
         )
@@ -247,10 +249,8 @@ class Lane:
         """Record that a reply, or another end of a call, was sent."""
         if self.response_batcher.handovers:
             self.response_batcher.flush()
-        if reply is None:
-            return
-        if reply.trace is not None:
-            reply.trace.sent()
+        if reply is not None:
+            reply.sent()
 
     def _on_first_wakeup(self, now: float) -> float:
         self.response_batcher.bind_polling_thread()

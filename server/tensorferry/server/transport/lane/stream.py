@@ -36,16 +36,16 @@ class StreamCall:
         self._options = admission.options
         # What sequences of this stream refer to, also after its end.
         self.token = object()
-        # The next three belong to the polling thread.
+        # The next two belong to the polling thread.
         self._authorization = admission.authorization
         self._caller = ANONYMOUS if self._authorization is None else self._authorization.client
-        self._reading = False
         # Both belong to the thread that sends the next response. Initial metadata goes with the first response or status.
         self._opening: tuple[Any, ...] = (cygrpc.SEND_INITIAL_METADATA,)
         self._sending: StreamEntry | None = None
-        # Guards the state. While it is held no operation is started, no request is submitted or cancelled, and no
+        # Guards the state and `_reading`, whether a read is outstanding. While it is held no operation is started, no request is submitted or cancelled, and no
         # message is built.
         self._lock = threading.Lock()
+        self._reading = False
         self._state = StreamState(admission.options, max_in_flight, owner.unread.stream_limit)
 
     def start(self) -> None:
@@ -53,9 +53,12 @@ class StreamCall:
         self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self.closed)
         with self._lock:
             # False if a drain has ended the stream already.
-            self._reading = self._state.may_read
-        if self._reading:
-            self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self.received)
+            reads = self._reading = self._state.may_read
+        if reads:
+            self._read()
+
+    def _read(self) -> None:
+        self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self.received)
 
     def received(self, event: Any) -> None:
         """Submit the request that was read, and read on; or end the stream if there will be no more."""
@@ -73,12 +76,18 @@ class StreamCall:
             if self._state.ended:
                 return
             entry = self._state.request_read(len(data))
-            self._reading = self._state.may_read
-        if self._reading:
-            self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self.received)
+            reads = self._reading = self._state.may_read
+        if reads:
+            self._read()
         complete = partial(self._complete, entry)
         entry.call = self._owner.submit(
-            data, self._deadline, complete, self._metadata, self._caller, stream=self.token
+            data,
+            self._deadline,
+            complete,
+            self._metadata,
+            self._caller,
+            stream=self.token,
+            answers=partial(self._answer, entry),
         )
 
     def _half_close(self, refusal: Status | None) -> None:
@@ -87,6 +96,20 @@ class StreamCall:
             content = self._state.next_send()
         if content is not None:
             self._send(content)
+
+    def _answer(self, entry: StreamEntry, reply: InferenceReply) -> Exception | None:
+        nbytes = reply.output_bytes
+        error = self._owner.unread.add(self._account, nbytes)
+        if error is not None:
+            return error
+        with self._lock:
+            wanted = self._state.answered(entry, reply, nbytes)
+            content = self._state.next_send()
+        if not wanted:
+            self._owner.unread.remove(self._account, nbytes)
+        if content is not None:
+            self._send(content)
+        return None
 
     def _complete(self, entry: StreamEntry, reply: InferenceReply) -> None:
         nbytes = reply.output_bytes
@@ -98,6 +121,11 @@ class StreamCall:
         with self._lock:
             self._state.completed(entry, reply, nbytes)
             content = self._state.next_send()
+            reads = reply.silent and self._resumes_reading_locked()
+        if reply.silent:
+            reply.sent()
+        if reads:
+            self._read()
         if content is None:
             return
         collected = self._owner.response_batcher.this_thread.collected
@@ -133,14 +161,20 @@ class StreamCall:
         self._owner.unread.remove(self._account, entry.unread_bytes)
         with self._lock:
             self._state.sent()
-            read_on = not self._reading and self._state.may_read
+            reads = self._resumes_reading_locked()
             content = self._state.next_send() if event.success else None
-        if read_on:
-            self._reading = True
-            self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self.received)
+        if reads:
+            self._read()
         if content is not None:
             self._send(content)
         self._owner.sent(entry.reply)
+
+    def _resumes_reading_locked(self) -> bool:
+        """Return whether the caller must read on."""
+        if self._reading or not self._state.may_read:
+            return False
+        self._reading = True
+        return True
 
     def _send_status(self, status: Status | None) -> None:
         operations = (*self._opening, cygrpc.SEND_OK if status is None else cygrpc.send_status(status))

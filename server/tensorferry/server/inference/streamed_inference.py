@@ -1,0 +1,154 @@
+"""Requests to a model that answers in streams: they take answers while they run."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorferry.batcher import DeadlineExceeded, Outcome
+from tensorferry.server.errors import InvalidRequestError, UnsupportedError
+from tensorferry.server.identity import Metadata
+from tensorferry.server.inference.pending_inference import PendingInference
+from tensorferry.server.inference.reply import InferenceReply, TakeAnswer
+from tensorferry.server.inference.requests.request_templates import Match
+from tensorferry.server.inference.responses.stream_responses import Piece
+from tensorferry.server.observability.tracing.trace import RequestTrace
+
+# The answers to a request that wait to be sent. Above this, the function waits: a client that does not read stops it.
+_MOST_UNSENT = 4
+
+
+def unary_call_error(model: str) -> UnsupportedError:
+    """Return the error of a call that can have one answer only."""
+    return UnsupportedError(
+        f"model {model!r} answers in streams, and this call has one answer: ModelInfer RPC doesn't support models with "
+        "decoupled transaction policy; call ModelStreamInfer, or over HTTP POST /v2/models/NAME/generate_stream"
+    )
+
+
+def shared_memory_error(model: str) -> InvalidRequestError:
+    """Return the error of a request with tensors in shared memory."""
+    return InvalidRequestError(
+        f"model {model!r} answers in streams, so its tensors cannot be in shared memory; send them in the message"
+    )
+
+
+class StreamedInference(PendingInference):
+    """A request that takes several answers; see `TakesAnswers`. Its own reply is the last response, or none.
+
+    `send` is called with each answer.
+    """
+
+    __slots__ = ("_changed", "_on_over", "_over", "_send", "_unsent")
+
+    def __init__(
+        self,
+        match: Match,
+        deadline: float,
+        client: str,
+        metadata: Metadata,
+        finish: Callable[[Any], None],
+        trace: RequestTrace | None,
+        owner: object,
+        stream: object,
+        send: TakeAnswer,
+    ) -> None:
+        super().__init__(match, deadline, client, metadata, finish, trace, owner, stream)
+        self._send = send
+        # Guards the fields below; notified of each change. Nothing is called while it is held.
+        self._changed = threading.Condition()
+        self._unsent = 0
+        self._over = False
+        self._on_over: Callable[[], None] | None = None
+
+    def take(self, outputs: Mapping[str, Any]) -> bool:
+        """See `TakesAnswers`. DeadlineExceeded if there is no room before the deadline."""
+        arrays = {name: np.asarray(output) for name, output in outputs.items()}
+        pieces = self._template.response.pieces(self._id_field, Outcome(arrays))
+        with self._changed:
+            while self._unsent >= _MOST_UNSENT and not self._over and time.monotonic() < self.deadline:
+                self._changed.wait(None if self.deadline == math.inf else self.deadline - time.monotonic())
+            if self._over:
+                return False
+            if time.monotonic() >= self.deadline:
+                raise DeadlineExceeded("the deadline passed before the last answer")
+            self._unsent += 1
+        error = self._send(_Answer(self, pieces))
+        if error is not None:
+            raise error
+        return True
+
+    def on_over(self, call: Callable[[], None]) -> None:
+        """See `TakesAnswers`."""
+        with self._changed:
+            if not self._over:
+                self._on_over = call
+                return
+        call()
+
+    def answer_sent(self) -> None:
+        """Make room for another answer."""
+        with self._changed:
+            self._unsent -= 1
+            self._changed.notify_all()
+
+    def completed(self, outcome: Outcome) -> None:
+        """Take the outcome, which has no outputs, and call the completion. The batcher calls this once."""
+        with self._changed:
+            self._over = True
+            on_over, self._on_over = self._on_over, None
+            self._changed.notify_all()
+        if on_over is not None:
+            on_over()
+        super().completed(outcome)
+
+    @property
+    def silent(self) -> bool:  # type: ignore[override]
+        """See `InferenceReply`. As in Triton, a client must ask for a response after the last answer."""
+        return self.outcome.error is None and not self._template.empty_final
+
+    def pieces(self) -> Sequence[Piece]:
+        """See `InferenceReply`."""
+        if self.outcome.error is not None:
+            raise self.outcome.error
+        return self._template.response.without_outputs(self._id_field)
+
+
+class _Answer(InferenceReply):
+    """An answer before the last response."""
+
+    __slots__ = ("_pieces", "_request", "metadata", "request_id", "trace")
+
+    last = False
+
+    def __init__(self, request: StreamedInference, pieces: Sequence[Piece]) -> None:
+        self._request = request
+        self._pieces = pieces
+        self.request_id, self.metadata, self.trace = request.request_id, request.metadata, None
+
+    @property
+    def addressed(self) -> tuple[str, str]:
+        """See `InferenceReply`."""
+        return self._request.addressed
+
+    @property
+    def output_bytes(self) -> int:
+        """See `InferenceReply`."""
+        return sum(len(piece) if isinstance(piece, bytes) else piece.nbytes for piece in self._pieces)
+
+    def replace_with_error(self, error: Exception) -> None:
+        """See `InferenceReply`. An answer is made already, so there is none."""
+        raise AssertionError("an answer has no error")
+
+    def pieces(self) -> Sequence[Piece]:
+        """See `InferenceReply`."""
+        return self._pieces
+
+    def sent(self) -> None:
+        """See `InferenceReply`."""
+        self._request.answer_sent()

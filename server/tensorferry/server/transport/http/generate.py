@@ -1,0 +1,97 @@
+"""Triton's generate extension: inputs and outputs as fields of flat JSON objects, and answers as server-sent events.
+
+Its rules are those of the extension's page in Triton's documentation (extension_generate.md). A field with the name of an input
+is that input, others are parameters. In the answer, an output with one value is that value, others are lists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.errors import truncate
+from tensorferry.server.inference.responses.stream_responses import Piece
+from tensorferry.server.transport.http.answers import EVENTS, dumps, response
+from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.infer_requests import Describe, Model
+from tensorferry.server.transport.http.json_fields import Fields, fields_of, object_in, set_parameter
+from tensorferry.server.transport.http.tensor_json import json_values, raw_contents
+
+
+class GenerateForm(NamedTuple):
+    """How the answers of a generate request are written: as `events`, or the only one as JSON."""
+
+    events: bool
+
+    @property
+    def writes_json(self) -> bool:
+        """Whether values are written as text, which takes long."""
+        return True
+
+    def response(self, pieces: Sequence[Piece]) -> bytes:
+        """Return the HTTP response for the only ModelInferResponse. HttpError if JSON cannot have its values."""
+        if self.events:
+            return response(200, self.event(pieces), EVENTS)
+        return response(200, _json_of(pieces))
+
+    def event(self, pieces: Sequence[Piece]) -> bytes:
+        """Return the event for a ModelInferResponse in pieces. HttpError if JSON cannot have its values."""
+        return b"data: " + _json_of(pieces) + b"\n\n"
+
+
+def error_event(text: str) -> bytes:
+    """Return the event of an error after the first event."""
+    return b"data: " + dumps({"error": text}) + b"\n\n"
+
+
+def generate_request(describe: Describe, model: Model, body: bytes) -> bytes:
+    """Return the serialised ModelInferRequest. HttpError if the body does not fit the model, and what `describe` raises."""
+    fields = fields_of(body)
+    metadata = describe(*model)
+    given: Mapping[str, Any] = {**object_in(fields, "parameters"), **fields}
+    message = pb.ModelInferRequest(model_name=model[0], model_version=model[1], id=_id_in(fields))
+    inputs = {spec.name: spec for spec in metadata.inputs}
+    for name, value in given.items():
+        if name in inputs:
+            _add_input(message, inputs[name], value)
+        elif name not in ("id", "parameters"):
+            set_parameter(message.parameters, name, value)
+    return message.SerializeToString()
+
+
+def _id_in(fields: Fields) -> str:
+    value = fields.get("id", "")
+    if not isinstance(value, str):
+        raise HttpError(400, f"'id' is {truncate(str(value))}; it must be a string")
+    return value
+
+
+def _add_input(message: pb.ModelInferRequest, spec: Any, value: Any) -> None:
+    """Add an input: of one value or a flat list with ones as its first dimensions, of a nested list with that shape."""
+    shape = _shape_of(value)
+    if len(shape) < 2:
+        shape = [*[1] * (len(spec.shape) - 1), math.prod(shape)] if spec.shape else []
+    message.inputs.add(name=spec.name, datatype=spec.datatype, shape=shape)
+    values = value if isinstance(value, list) else [value]
+    message.raw_input_contents.append(raw_contents(spec.name, spec.datatype, shape, values))
+
+
+def _shape_of(value: Any) -> list[int]:
+    shape = []
+    while isinstance(value, list):
+        shape.append(len(value))
+        value = value[0] if value else None
+    return shape
+
+
+def _json_of(pieces: Sequence[Piece]) -> bytes:
+    message = pb.ModelInferResponse.FromString(b"".join(pieces))
+    answer: dict[str, Any] = {"model_name": message.model_name, "model_version": message.model_version}
+    if message.id:
+        answer["id"] = message.id
+    for tensor, raw in zip(message.outputs, message.raw_output_contents, strict=True):
+        values = json_values(tensor.name, tensor.datatype, tensor.shape, raw)
+        answer[tensor.name] = values[0] if len(values) == 1 else values
+    return dumps(answer)
