@@ -65,7 +65,7 @@ def test_the_server_uses_the_configuration_that_the_command_prints(root: Path, s
         answer = client.infer("m", [tensor("x", x, "FP32")], client_timeout=PATIENCE)
         assert answer.as_numpy("y").tolist() == (2 * x).reshape(2, 2, 2).tolist()
     assert server.stop() == 0
-    assert any("has response_cache.enable: it has no effect" in line for line in server.log)
+    assert any("has response_cache, but no answer is kept" in line for line in server.log)
     assert any("on 2 × cpu in" in line or "on 2 \\u00d7 cpu in" in line for line in server.log)
 
 

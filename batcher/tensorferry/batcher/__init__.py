@@ -27,6 +27,7 @@ from tensorferry.batcher.errors import (
 from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, QueuePolicy
 
 if TYPE_CHECKING:
+    from tensorferry.batcher.answer_cache import AnswerCache, CacheStatistics
     from tensorferry.batcher.batcher import Batcher
     from tensorferry.batcher.execution.batch_aware import BatchAware, ModelFunction
     from tensorferry.batcher.execution.completion import ResponseBurstHook
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
 
 # The modules of these names are imported at a name's first use: a process that runs no batches needs neither them nor numpy.
 _MODULES = {
+    "AnswerCache": "answer_cache",
+    "CacheStatistics": "answer_cache",
     "Batcher": "batcher",
     "BatchAware": "execution.batch_aware",
     "ModelFunction": "execution.batch_aware",
@@ -104,6 +107,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "BOUNDS",
+    "AnswerCache",
     "BatchAware",
     "BatchFailed",
     "BatchInfo",
@@ -115,6 +119,7 @@ __all__ = [
     "BatcherError",
     "BatcherSettings",
     "BatcherStatistics",
+    "CacheStatistics",
     "Cancelled",
     "ClientPolicy",
     "CloseReason",

@@ -274,24 +274,21 @@ class Batcher(Submitter):
         with self._completer.handed_out(displaced):
             self._completer.shed(displaced, why, self._queue.drain_time())
 
-    def answer_empty(self, request: Request, outputs: Any) -> None:
-        """Answer a request of no rows with these outputs, without running the model; it is counted as any other.
+    def answer_without_run(self, request: Request, outputs: Any) -> None:
+        """Answer a request with these outputs, without running the model: one of no rows, or whose answer is known.
 
+        It is counted as any other.
         `request.complete` is called before this returns. Raises BatcherClosed, InstanceFailed or DeadlineExceeded as
         `enqueue` does; `complete` is then never called. Never blocks.
         """
-        if request.rows:
-            raise ValueError(
-                f"the request has {request.rows} rows; only one of none is answered without a run"
-            )
         try:
-            self._queue.put_empty(request)
+            self._queue.put_answered(request)
         except BatcherError as error:
             self._rejected(request, error)
             raise
         priority = request.priority or self._settings.default_priority
         with self._completer.handed_out((request,)):
-            self._completer.answer_empty(request, Outcome(outputs, priority=priority))
+            self._completer.answer_without_run(request, Outcome(outputs, priority=priority))
 
     def run_inline(self, max_seconds: float) -> float:
         """Start the batches of requests that were enqueued without `notify`.

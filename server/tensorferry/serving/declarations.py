@@ -49,7 +49,7 @@ class FunctionModel:
 
     A call runs the function; of a class it makes an object. `max_batch_size` is None for the server's default, 0 for
     requests without a batch axis. `batched` is false for a function of one row. `example` has an array for each input.
-    `check`, `steady` and `streams` are as in `model`. `row_padding` returns how rows of its outputs are padded by default; it may
+    `check`, `steady`, `streams` and `pure` are as in `model`. `row_padding` returns how rows of its outputs are padded by default; it may
     read files. `elsewhere` is the file that it reads, if that must be fetched first. `most_request_bytes` bounds the
     requests of clients; 0 is no bound.
     """
@@ -69,6 +69,7 @@ class FunctionModel:
     elsewhere: FileElsewhere | None = None
     most_request_bytes: int = 0
     streams: bool = False
+    pure: bool = False
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -150,6 +151,7 @@ def model(
     check: bool = True,
     steady: bool = False,
     streams: bool = False,
+    pure: bool = False,
     example: Mapping[str, npt.ArrayLike] | None = None,
 ) -> Callable[[Callable[..., Any]], FunctionModel]: ...
 def model(
@@ -166,6 +168,7 @@ def model(
     check: bool = True,
     steady: bool = False,
     streams: bool = False,
+    pure: bool = False,
     example: Mapping[str, npt.ArrayLike] | None = None,
 ) -> FunctionModel | Callable[[Callable[..., Any]], FunctionModel]:
     """Declare a function, or a class, as a model.
@@ -206,6 +209,8 @@ def model(
         generator goes on only when the client has room for another answer. It is closed if the client leaves. As many requests
         run at the same time as there are `workers` or `processes`.
 
+        `pure` says that equal rows always get equal outputs, so that the option `cache` may keep them.
+
     Raises DeclarationError.
     """
 
@@ -228,6 +233,7 @@ def model(
             steady,
             example,
             streams=streams,
+            pure=pure,
         )
 
     return declare if function is None else declare(function)

@@ -131,6 +131,7 @@ def _declared(settings: _Settings, max_batch_size: int) -> FunctionModel:
         example={each: np.array(_EXAMPLES, object) for each in settings.inputs},
         row_padding=lambda: _row_padding(settings),
         most_request_bytes=_MOST_REQUEST_BYTES,
+        pure=True,
     )
 
 

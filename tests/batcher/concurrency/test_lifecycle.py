@@ -109,7 +109,7 @@ def test_drain_waits_for_the_completion_of_every_request(
         "cancelled": lambda: batcher.cancel(request),
         "dropped": lambda: batcher.enqueue(new_request([1.0], priority=1)),
         "closed": lambda: batcher.close(drain=False),
-        "empty": lambda: batcher.answer_empty(request, np.zeros((0, 1))),
+        "empty": lambda: batcher.answer_without_run(request, np.zeros((0, 1))),
         "hung": lambda: batcher.abort_hung_run(0, RunTimedOut("hung")),
     }
     thread = threading.Thread(target=ends[how])

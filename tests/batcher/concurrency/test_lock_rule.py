@@ -127,7 +127,7 @@ class Load:
             batcher.queue_full()
             batcher.fast_reject(deadline)
             if not request.rows and turn % 2:
-                batcher.answer_empty(request, x)
+                batcher.answer_without_run(request, x)
             else:
                 batcher.enqueue(request)
         except BatcherError:

@@ -24,7 +24,7 @@ def test_a_request_of_no_rows_is_answered_at_once_and_counted(make: Make, runner
     recorder = Recorder()
     request = _request(recorder)
     outputs = np.empty((0, 2))
-    batcher.answer_empty(request, outputs)
+    batcher.answer_without_run(request, outputs)
     assert recorder.only.outputs is outputs
     assert recorder.only.batch is None
     assert not batcher.cancel(request)
@@ -41,11 +41,9 @@ def test_a_request_of_no_rows_is_refused_like_others(
     recorder = Recorder()
     clock.advance(2.0)
     with pytest.raises(DeadlineExceeded, match="the deadline had passed"):
-        batcher.answer_empty(_request(recorder, deadline=1.0), None)
-    with pytest.raises(ValueError, match="the request has 2 rows"):
-        batcher.answer_empty(_request(recorder, rows=2), None)
+        batcher.answer_without_run(_request(recorder, deadline=1.0), None)
     assert batcher.drain()
     with pytest.raises(BatcherClosed):
-        batcher.answer_empty(_request(recorder), None)
+        batcher.answer_without_run(_request(recorder), None)
     assert not recorder.outcomes
     assert batcher.statistics().refusals == {"deadline": 1, "closed": 1}

@@ -92,16 +92,14 @@ def test_empty_requests_are_answered_without_a_run(puppets: Puppets) -> None:
     pipeline = puppets.two(gated=False)
     recorder = Recorder()
     request = Request((), recorder, names=("x",), rows=0, nbytes=0)
-    pipeline.answer_empty(request, {"y": []})
+    pipeline.answer_without_run(request, {"y": []})
     assert recorder.only.outputs == {"y": []}
     assert puppets.rows("a") == []
     counts = pipeline.statistics()
     assert (counts.accepted, counts.answered) == (1, 1)
-    with pytest.raises(ValueError, match="1 rows"):
-        pipeline.answer_empty(Request((), recorder, names=("x",), rows=1, nbytes=0), {})
     with pytest.raises(DeadlineExceeded):
-        pipeline.answer_empty(Request((), recorder, names=("x",), rows=0, nbytes=0, deadline=-1.0), {})
+        pipeline.answer_without_run(Request((), recorder, names=("x",), rows=0, nbytes=0, deadline=-1.0), {})
     pipeline.close()
     with pytest.raises(BatcherClosed):
-        pipeline.answer_empty(Request((), recorder, names=("x",), rows=0, nbytes=0), {})
+        pipeline.answer_without_run(Request((), recorder, names=("x",), rows=0, nbytes=0), {})
     assert pipeline.statistics().refusals == {"deadline": 1, "closed": 1}

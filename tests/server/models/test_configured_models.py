@@ -162,8 +162,8 @@ def test_unsupported_fields_and_unknown_parameters_give_warnings(
 ) -> None:
     load('response_cache { enable: true } parameters { key: "FORCE" value { string_value: "1" } }')
     assert warnings(caplog) == [
-        "the configuration of model 'm' has response_cache.enable: it has no effect: this server has no response cache",
         "the configuration of model 'm' has the parameter 'FORCE', which is unknown and ignored",
+        "model m: its configuration has response_cache, but no answer is kept; start with --cache 256MiB",
     ]
 
 

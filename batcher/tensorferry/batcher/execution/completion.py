@@ -181,9 +181,9 @@ class RequestCompleter:
         delay = request.started - request.arrival
         self._complete(request, Outcome(error=error, queue_delay=delay if delay > 0 else 0.0))
 
-    def answer_empty(self, request: Request, outcome: Outcome) -> None:
-        """Answer a request of no rows, without a batch."""
-        self._counters.answered_empty()
+    def answer_without_run(self, request: Request, outcome: Outcome) -> None:
+        """Answer a request without a batch."""
+        self._counters.answered_without_run()
         self._complete(request, outcome)
 
     def count_split(self, whole: Request, outcome: Outcome) -> None:

@@ -222,24 +222,20 @@ class Pipeline(Submitter):
             if not nested:
                 self._completing.discard(thread)
 
-    def answer_empty(self, request: Request, outputs: Any) -> None:
-        """Answer a request of no rows with these outputs, without running anything; see `Batcher.answer_empty`."""
-        if request.rows:
-            raise ValueError(
-                f"the request has {request.rows} rows; only one of none is answered without a run"
-            )
+    def answer_without_run(self, request: Request, outputs: Any) -> None:
+        """Answer a request with these outputs, without running anything; see `Batcher.answer_without_run`."""
         try:
             self._runs.check_open()
             for place in self.graph.first:
                 # Raises if the request could not be accepted.
                 probe = Request((), _ignore, names=None, rows=0, nbytes=0, deadline=request.deadline)
-                self.graph.stages[place].model().batcher.answer_empty(probe, None)
+                self.graph.stages[place].model().batcher.answer_without_run(probe, None)
         except BatcherError as error:
             self._counters.refused(error, request.rows_counted)
             raise
         self._runs.accept_empty()
         request.state = DONE
-        self._counters.answered_empty()
+        self._counters.answered_without_run()
         self._complete(
             request, Outcome(outputs, priority=request.priority or self._settings.default_priority)
         )

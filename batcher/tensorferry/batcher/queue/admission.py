@@ -164,7 +164,7 @@ class Admission:
             f"{self._max_bytes} bytes"
         )
 
-    def check_empty(self, request: Request, now: float) -> None:
+    def check_answered(self, request: Request, now: float) -> None:
         """Raise as `admit` does for a request that needs no room, because nothing is run for it."""
         _check_not_passed(request, now)
         self._check_open()

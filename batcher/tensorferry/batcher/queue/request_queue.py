@@ -159,10 +159,10 @@ class RequestQueue:
                 wakeup.wake(now)
             return displaced, must_wake and not notify
 
-    def put_empty(self, request: Request) -> None:
+    def put_answered(self, request: Request) -> None:
         """Accept a request that is answered without being run, and hand it out. Raises as `put` does."""
         with self._lock:
-            self._admission.check_empty(request, self._clock.now())
+            self._admission.check_answered(request, self._clock.now())
             self._accepted += 1
             request.state = DONE
             self._hand_out_locked((request,))

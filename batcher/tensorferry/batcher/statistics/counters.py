@@ -302,8 +302,8 @@ class Counters:
             self._compute_sum += last.compute_time
             self._output_sum += last.output_time
 
-    def answered_empty(self) -> None:
-        """Count a request of no rows, which is answered without a batch."""
+    def answered_without_run(self) -> None:
+        """Count a request that is answered without a batch."""
         with self._lock:
             self._answered += 1
             self._latencies[0] += 1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorferry.server.config.option import Option, options_in
 from tensorferry.server.config.option_groups.batching import BatchingOptions
+from tensorferry.server.config.option_groups.caching import CachingOptions
 from tensorferry.server.config.option_groups.client_limits import ClientLimitOptions
 from tensorferry.server.config.option_groups.devices import DeviceOptions
 from tensorferry.server.config.option_groups.models import ModelOptions
@@ -60,6 +61,7 @@ class ServerConfig(
     DeviceOptions,
     BatchingOptions,
     SequenceOptions,
+    CachingOptions,
     RequestLimitOptions,
     ClientLimitOptions,
     ShutdownOptions,
@@ -102,6 +104,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         "devices": DeviceOptions,
         "batching and scheduling": BatchingOptions,
         "sequences": SequenceOptions,
+        "cache": CachingOptions,
         "limits for requests and all clients": RequestLimitOptions,
         "limits for each client": ClientLimitOptions,
         "shutdown": ShutdownOptions,

@@ -79,7 +79,7 @@ class PendingInference(Request, InferenceCall, InferenceReply):
 
     def cancel(self) -> None:
         """See `InferenceCall`."""
-        self._template.model.batcher.cancel(self)
+        self._template.model.cancel(self)
 
     def abandon(self) -> None:
         """See `InferenceCall`."""

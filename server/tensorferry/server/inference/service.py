@@ -224,11 +224,11 @@ class InferenceService:
                         match, latest, caller.name, metadata, finish, trace, origin, stream
                     )
                 if unmatched is None or unmatched.empty_outputs is None:
-                    batcher = template.model.batcher
-                    if batcher.enqueue(pending, notify=run_soon is None) and run_soon is not None:
-                        run_soon(batcher)
+                    model = template.model
+                    if model.enqueue(pending, notify=run_soon is None) and run_soon is not None:
+                        run_soon(model.batcher)
                 else:
-                    template.model.batcher.answer_empty(pending, unmatched.empty_outputs)
+                    template.model.batcher.answer_without_run(pending, unmatched.empty_outputs)
                 return pending
             except Exception as error:
                 if pending is not None:

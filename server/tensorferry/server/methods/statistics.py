@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tensorferry.batcher import Batcher, BatcherStatistics, Pipeline
+from tensorferry.batcher import AnswerCache, Batcher, BatcherStatistics, Pipeline
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.models.lifecycle.failure_counts import failures_by_reason
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry, ModelState
@@ -57,7 +57,7 @@ class StatisticsMethods:
             last_inference=self._wall_times.milliseconds(model.batcher, counts.last_run),
             inference_count=counts.rows,
             execution_count=counts.batches,
-            inference_stats=_request_statistics(counts),
+            inference_stats=_request_statistics(counts, model.cache),
             batch_stats=[
                 pb.InferBatchStatistics(
                     batch_size=rows,
@@ -70,7 +70,7 @@ class StatisticsMethods:
         )
 
 
-def _request_statistics(counts: BatcherStatistics) -> pb.InferStatistics:
+def _request_statistics(counts: BatcherStatistics, cache: AnswerCache | None) -> pb.InferStatistics:
     times, answered = counts.answer_times, counts.answered
     stages = {
         "queue": _duration(answered, times.queue_delay_sum),
@@ -78,11 +78,17 @@ def _request_statistics(counts: BatcherStatistics) -> pb.InferStatistics:
         "compute_infer": _duration(answered, times.compute_time_sum),
         "compute_output": _duration(answered, times.output_time_sum),
     }
+    of_cache: dict[str, pb.StatisticDuration] = {}
+    if cache is not None:
+        found = cache.statistics()
+        of_cache["cache_hit"] = _duration(found.hits, found.hit_seconds)
+        of_cache["cache_miss"] = _duration(found.misses, found.miss_seconds)
     return pb.InferStatistics(
         # The sum of the stages, so that they add up to the nanosecond.
         success=pb.StatisticDuration(count=answered, ns=sum(stage.ns for stage in stages.values())),
         fail=_duration(sum(failures_by_reason(counts).values()), counts.unanswered_time_sum),
         **stages,
+        **of_cache,
     )
 
 

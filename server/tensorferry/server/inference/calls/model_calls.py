@@ -181,7 +181,7 @@ class _CallsOfBatch(AbstractContextManager[None]):
             if empty is None:
                 model.batcher.enqueue(pending)
             else:
-                model.batcher.answer_empty(pending, empty)
+                model.batcher.answer_without_run(pending, empty)
         except BaseException as error:
             graph.end(self._caller, model.name)
             if pending is not None:

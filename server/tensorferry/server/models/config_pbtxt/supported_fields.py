@@ -168,7 +168,7 @@ RULES: Mapping[str, FieldRule] = {
     "model_repository_agents": _refused(
         "this server has no agents, so a check or decryption of the files would not happen; leave it out"
     ),
-    "response_cache.enable": _warned("it has no effect: this server has no response cache"),
+    "response_cache.enable": _USED,
     "model_metrics": _warned("it has no effect: histograms have the server's buckets"),
 }
 

@@ -21,6 +21,7 @@ from tensorferry.server.models.config_pbtxt.ensembles import (
 )
 from tensorferry.server.models.config_pbtxt.pbtxt import BatchingDecision, complete_config
 from tensorferry.server.models.config_pbtxt.supported_fields import ModelKind, check_fields
+from tensorferry.server.models.lifecycle.caching import cache_of
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.server.models.lifecycle.sequences import with_sequences
@@ -330,6 +331,7 @@ def _model(
         uses=used,
         release=built.release,
         streams=any(step.streams for step in own),
+        cache=cache_of(source, plan, built.batcher, options),
         task=source.declaration.task if isinstance(source.declaration, PipelineModel) else None,
     )
 

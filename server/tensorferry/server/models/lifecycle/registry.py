@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tensorferry.batcher import Batcher, Padding, Pipeline, StageModel
+from tensorferry.batcher import AnswerCache, Batcher, Padding, Pipeline, Request, StageModel
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
 from tensorferry.server.observability.logs.exemplars import Exemplars
@@ -65,6 +65,7 @@ class Model:
     of a request may have length zero. `steps` describes what a batch runs through, and `uses` has the other models that its
     steps name. `release` ends what its instances started, after the batcher is closed. `task` is what it does with texts.
     `stage` is how steps of other models run this one. If it `streams`, a request has any number of answers.
+    `cache` keeps answers, if any are kept.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Model:
     release: Callable[[], None] = field(default=lambda: None, compare=False)
     task: TextTask | None = None
     streams: bool = False
+    cache: AnswerCache | None = None
     stage: StageModel = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +101,14 @@ class Model:
     def batched(self) -> bool:
         """Whether axis 0 counts rows."""
         return self.max_batch_size > 0
+
+    def enqueue(self, request: Request, *, notify: bool = True) -> bool:
+        """Accept a request of a client; see `Batcher.enqueue`."""
+        return (self.cache or self.batcher).enqueue(request, notify=notify)
+
+    def cancel(self, request: Request) -> bool:
+        """Withdraw a request of a client; see `Batcher.cancel`."""
+        return (self.cache or self.batcher).cancel(request)
 
     def __str__(self) -> str:
         return f"{self.name}{self.signature}, {self.batching}"

@@ -112,6 +112,7 @@ class StatusReport:
                 "settings": self._settings(model),
                 **_counts(counted.counts, counted.of_batchers),
                 "sequences": _sequences(model),
+                "cache": {} if model.cache is None else asdict(model.cache.statistics()),
                 "last_batches": _batches(model.batcher.last_batches()),
                 "steps": _steps(counted),
                 "stages": _stages(counted),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from tensorferry.batcher import Padding, StagedModel
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.observability.logs.load_progress import set_load_stage
+from tensorferry.server.onnx.graph.model_file import operator_types
+from tensorferry.server.onnx.graph.rules.random_numbers import RANDOM_OPERATORS
 from tensorferry.server.onnx.loading.padding_check import decide_padding, declared_padding
 from tensorferry.server.onnx.loading.preparation import PreparedModel, prepare_model
 from tensorferry.server.onnx.loading.row_padding import RaggedInput, with_default_padding
@@ -27,7 +30,7 @@ from tensorferry.server.python.steps.loaded_step import LoadedStep, StepInstance
 from tensorferry.server.runtime.checks.sampling import Array, varies, working_size
 from tensorferry.server.runtime.files.fp16 import accuracy_inputs, check_accuracy, model_file
 from tensorferry.server.runtime.files.onnx_file import has_steady_run_time
-from tensorferry.server.runtime.files.op_libraries import replacing_library
+from tensorferry.server.runtime.files.op_libraries import OpLibrary, replacing_library
 from tensorferry.server.runtime.host_memory import GrowthCheck, check_fits
 from tensorferry.server.runtime.ort_options import Fp16
 from tensorferry.server.runtime.recovery.instance_health import InstanceHealth
@@ -115,7 +118,20 @@ def load_onnx_step(
         and replacing_library(settings.ort_options.op_libraries) is None
         and has_steady_run_time(source.path),
         open_layout=prepared.layouts.open,
+        impure=_impurity(source.path, settings.ort_options.op_libraries),
     )
+
+
+def _impurity(path: Path, libraries: Sequence[OpLibrary]) -> str:
+    """Return why a model may give equal inputs different outputs; "" if it cannot."""
+    operators = operator_types(path)
+    if not operators:
+        return "its graph cannot be read"
+    if libraries:
+        return "it has custom operators, whose outputs may differ from run to run"
+    if found := sorted(operators & RANDOM_OPERATORS):
+        return f"its operator {found[0]} may draw random numbers"
+    return ""
 
 
 def _probed_model(source: ModelSource, prepared: PreparedModel) -> ProbedModel:

@@ -108,6 +108,7 @@ def load_function_step(
         steady=declared.steady,
         python=True,
         streams=declared.streams,
+        impure="" if declared.pure else f"function {declared.name!r} is not declared with pure=True",
     )
 
 

@@ -65,7 +65,7 @@ class LoadedStep:
     that hold for all requests. `steady` says that a run's time depends on the inputs' shapes alone. `python` says that the
     step is a Python function. `open_layout` says that the layout of the cores is to be measured (`--instances auto`).
     `sequences` has the states that its requests hand on; `signature` is without them. `streams` says that a request has
-    any number of answers.
+    any number of answers. `impure` is why equal requests may get different answers, "" if they cannot.
     """
 
     name: str
@@ -84,3 +84,4 @@ class LoadedStep:
     open_layout: bool = False
     sequences: DeclaredSequences | None = None
     streams: bool = False
+    impure: str = ""

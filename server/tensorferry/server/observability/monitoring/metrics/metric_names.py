@@ -124,6 +124,10 @@ class ModelMetric(MetricName):
     SEQUENCES_ENDED = ("sequences_ended", "counter", "Sequences that have ended, by reason", "reason")
     STATE_BYTES = ("state_bytes", "gauge", "Bytes of the states of living sequences")
 
+    CACHE_HITS = ("cache_hits", "counter", "Requests that were answered by the cache")
+    CACHE_MISSES = ("cache_misses", "counter", "Requests to a model with a cache that were run")
+    CACHE_BYTES = ("cache_bytes", "gauge", "Bytes of the answers in the cache")
+
 
 class StepMetric(MetricName):
     """Metric of each step of a model, and of each stage of a pipeline of several."""

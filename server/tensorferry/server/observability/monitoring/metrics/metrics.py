@@ -268,6 +268,18 @@ def _metric_values(counted: ModelCounts) -> Mapping[ModelMetric, _Values]:
         ModelMetric.RUNNING: {(): sizes.running},
         ModelMetric.HELD_BYTES: {(): sizes.held_bytes},
         **_sequence_values(counted.model),
+        **_cache_values(counted.model),
+    }
+
+
+def _cache_values(model: Model) -> Mapping[ModelMetric, _Values]:
+    if model.cache is None:
+        return {}
+    found = model.cache.statistics()
+    return {
+        ModelMetric.CACHE_HITS: {(): found.hits},
+        ModelMetric.CACHE_MISSES: {(): found.misses},
+        ModelMetric.CACHE_BYTES: {(): found.nbytes},
     }
 
 

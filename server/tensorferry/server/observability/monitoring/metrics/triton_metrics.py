@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from tensorferry.batcher import BatcherStatistics
+from tensorferry.batcher import BatcherStatistics, CacheStatistics
 from tensorferry.server.models.lifecycle.failure_counts import failures_by_reason
 from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.server.runtime.gpu.gpu_readings import GpuStatistics
@@ -94,6 +94,23 @@ TRITON_METRICS: Sequence[TritonMetric] = (
 )
 
 
+# Name, help text and value of each metric of models with a cache.
+_CACHE_METRICS: Sequence[tuple[str, str, Callable[[CacheStatistics], int]]] = (
+    ("nv_cache_num_hits_per_model", "Requests answered by the cache", lambda found: found.hits),
+    ("nv_cache_num_misses_per_model", "Requests that were run", lambda found: found.misses),
+    (
+        "nv_cache_hit_duration_per_model",
+        "Microseconds of looking up answered requests",
+        lambda found: _us(found.hit_seconds),
+    ),
+    (
+        "nv_cache_miss_duration_per_model",
+        "Microseconds of looking up, and keeping, the answers of other requests",
+        lambda found: _us(found.miss_seconds),
+    ),
+)
+
+
 def triton_text(counted: Sequence[Counted], openmetrics: bool = False) -> str:
     """Return the metrics of these models in Prometheus' text format or OpenMetrics."""
     return "".join(_lines(counted, openmetrics))
@@ -113,6 +130,11 @@ def _lines(counted: Sequence[Counted], openmetrics: bool) -> Iterable[str]:
                 # Model names contain no characters that need escaping.
                 pairs = ",".join([f'{label}="{text}"' for label, text in labels])
                 yield f"{metric.name}{{{pairs}}} {value}\n"
+    caches = [(model, model.cache.statistics()) for model, _ in counted if model.cache is not None]
+    for name, help, value_of in _CACHE_METRICS if caches else ():
+        yield _head(name, "counter", help, openmetrics)
+        for model, found in caches:
+            yield f'{name}{{model="{model.name}",version="{model.version}"}} {value_of(found)}\n'
 
 
 # Attribute of GpuStatistics, metric name, type and help text.

@@ -8,12 +8,14 @@ from tensorferry.server.onnx.graph.operators import MICROSOFT, Node, operator
 from tensorferry.server.onnx.graph.row_axis import broadcast, require_rows_only_in
 from tensorferry.server.onnx.graph.values import Value, mixing, not_analysed
 
+_ONNX = "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike"
+_MICROSOFT = "Sampling"
+# Those that draw numbers, or may: Dropout does in training mode.
+RANDOM_OPERATORS = frozenset((*_ONNX.split(), _MICROSOFT, "Dropout", "BiasDropout", "BitmaskDropout"))
 
-@operator(
-    "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
-    accepts_problems=True,
-)
-@operator("Sampling", MICROSOFT, accepts_problems=True, shape_from_values=True)
+
+@operator(_ONNX, accepts_problems=True)
+@operator(_MICROSOFT, MICROSOFT, accepts_problems=True, shape_from_values=True)
 def random(node: Node) -> Value:
     """Draw numbers. A seed fixes only the order in which a session draws them."""
     shape = None

@@ -1,0 +1,56 @@
+"""Which models may keep their answers: those that give equal requests equal answers."""
+
+from __future__ import annotations
+
+import logging
+
+from tensorferry.batcher import AnswerCache, Batcher, Pipeline
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.python.steps.loaded_step import LoadedStep
+from tensorferry.server.python.steps.planning import Plan
+
+_log = logging.getLogger("tensorferry.server")
+
+
+def cache_of(
+    source: ModelSource, plan: Plan, batcher: Batcher | Pipeline, config: ServerConfig
+) -> AnswerCache | None:
+    """Return the cache of a model's answers; None if it shall have none, or may have none, which is logged.
+
+    `config` has the options of the model.
+    """
+    given = source.config
+    asked = given is not None and given.response_cache.enable
+    if given is not None and given.HasField("response_cache") and not asked:
+        return None
+    if not config.cache:
+        if asked:
+            _log.warning(
+                "model %s: its configuration has response_cache, but no answer is kept; start with --cache 256MiB",
+                source.name,
+            )
+        return None
+    reason = _impurity(plan)
+    if reason:
+        _log.warning("model %s: --cache has no effect on it: %s", source.name, reason)
+        return None
+    return AnswerCache(batcher, config.cache, batched=batcher.settings.max_batch_size > 0)
+
+
+def _impurity(plan: Plan) -> str:
+    """Return why equal requests may get different answers; "" if they cannot."""
+    reasons = []
+    for placed in (step for stage in plan.stages for step in stage.steps):
+        if placed.step is None:
+            reasons.append(f"its step {placed.name!r} is another model, which can be replaced")
+        else:
+            reasons.append(_impurity_of(placed.step))
+    return next(filter(None, reasons), "")
+
+
+def _impurity_of(step: LoadedStep) -> str:
+    if step.sequences is not None:
+        return "it keeps states of sequences"
+    if step.streams:
+        return "it answers in streams"
+    return step.impure

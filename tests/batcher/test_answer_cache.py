@@ -1,0 +1,248 @@
+"""The cache of answers: equal rows are not run again, and those in flight run once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from support.batcher.rig import PATIENCE, Recorder, new_request
+
+from tensorferry.batcher import (
+    AnswerCache,
+    BatcherClosed,
+    Cancelled,
+    DeadlineExceeded,
+    QueueFull,
+    Request,
+)
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+
+Array = np.ndarray[Any, Any]
+
+
+def doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    """Double x. A negative x fails."""
+    if (batch["x"] < 0).any():
+        raise ValueError("negative")
+    return {"y": batch["x"] * 2}
+
+
+@pytest.fixture
+def model() -> ScriptedRunner:
+    return ScriptedRunner(doubled, gated=True)
+
+
+MakeCache = Callable[..., AnswerCache]
+
+
+@pytest.fixture
+def cache(make: Make, model: ScriptedRunner) -> AnswerCache:
+    return AnswerCache(make(model, max_batch_size=4), 10_000, batched=True)
+
+
+def rows(*values: float) -> Array:
+    return np.array([[value] for value in values], np.float64)
+
+
+def send(cache: AnswerCache, inputs: Array, **options: Any) -> tuple[Request, Recorder]:
+    recorder = Recorder()
+    request = new_request({"x": inputs}, recorder, **options)
+    cache.enqueue(request)
+    return request, recorder
+
+
+def outputs(recorder: Recorder) -> list[float]:
+    outcome = recorder.await_outcome()
+    assert outcome.error is None, outcome.error
+    found: list[float] = outcome.outputs["y"][:, 0].tolist()
+    return found
+
+
+def error_of(recorder: Recorder) -> BaseException | None:
+    return recorder.await_outcome().error
+
+
+def counts(cache: AnswerCache) -> tuple[int, int, int]:
+    found = cache.statistics()
+    return found.hits, found.misses, found.rows
+
+
+def test_an_equal_row_is_not_run_again(cache: AnswerCache, model: ScriptedRunner) -> None:
+    model.open()
+    assert [outputs(send(cache, rows(value))[1]) for value in (1, 2, 1, 1)] == [[2], [4], [2], [2]]
+    assert len(model.batches) == 2
+    assert counts(cache) == (2, 2, 2)
+
+
+def test_rows_of_larger_requests_are_known_one_by_one(cache: AnswerCache, model: ScriptedRunner) -> None:
+    model.open()
+    assert outputs(send(cache, rows(1, 2, 3))[1]) == [2, 4, 6]
+    assert outputs(send(cache, rows(3, 1))[1]) == [6, 2]
+    assert len(model.batches) == 1
+    assert outputs(send(cache, rows(3, 4))[1]) == [6, 8]
+    assert len(model.batches) == 2
+    assert outputs(send(cache, rows(*range(10)))[1]) == [2 * value for value in range(10)]
+    assert outputs(send(cache, rows(9))[1]) == [18]
+    assert counts(cache) == (2, 3, 10)
+
+
+def test_without_rows_a_request_is_known_as_a_whole(make: Make, model: ScriptedRunner) -> None:
+    model.open()
+    cache = AnswerCache(make(model, max_batch_size=0), 10_000, batched=False)
+    assert outputs(send(cache, rows(1, 2))[1]) == outputs(send(cache, rows(1, 2))[1]) == [2, 4]
+    assert outputs(send(cache, rows(1))[1]) == [2]
+    assert counts(cache) == (1, 2, 2)
+
+
+def test_equal_rows_in_flight_run_once(cache: AnswerCache, model: ScriptedRunner) -> None:
+    sent = [send(cache, rows(1))[1] for _ in range(5)]
+    model.await_batches(1)
+    sent.append(send(cache, rows(1))[1])
+    model.open()
+    assert [outputs(recorder) for recorder in sent] == [[2]] * 6
+    assert len(model.batches) == 1
+    assert counts(cache) == (5, 1, 1)
+
+
+def test_one_that_waits_can_be_cancelled(cache: AnswerCache, model: ScriptedRunner) -> None:
+    _, first = send(cache, rows(1))
+    waiting, second = send(cache, rows(1))
+    _, third = send(cache, rows(1))
+    assert cache.cancel(waiting)
+    assert isinstance(error_of(second), Cancelled)
+    assert not cache.cancel(waiting)
+    model.open()
+    assert [outputs(recorder) for recorder in (first, third)] == [[2], [2]]
+
+
+def test_those_that_wait_run_if_the_first_is_cancelled(cache: AnswerCache, model: ScriptedRunner) -> None:
+    first, cancelled = send(cache, rows(1))
+    waiting = [send(cache, rows(1))[1] for _ in range(3)]
+    assert cache.cancel(first)
+    model.open()
+    assert isinstance(error_of(cancelled), Cancelled)
+    assert [outputs(recorder) for recorder in waiting] == [[2]] * 3
+    assert not cache.cancel(first)
+
+
+def test_each_request_keeps_its_deadline(make: Make, model: ScriptedRunner, clock: VirtualClock) -> None:
+    cache = AnswerCache(make(model, clock=clock), 10_000, batched=True)
+    _, first = send(cache, rows(1), deadline=5.0)
+    _, early = send(cache, rows(1), deadline=1.0)
+    _, late = send(cache, rows(1), deadline=100.0)
+    model.await_batches(1)
+    clock.advance(7.0)
+    model.open()
+    assert isinstance(error_of(first), DeadlineExceeded)
+    assert isinstance(error_of(early), DeadlineExceeded)
+    assert outputs(late) == [2]
+    with pytest.raises(DeadlineExceeded):
+        send(cache, rows(1), deadline=1.0)
+
+
+def test_a_failure_is_shared_and_not_kept(cache: AnswerCache, model: ScriptedRunner) -> None:
+    sent = [send(cache, rows(-1))[1] for _ in range(2)]
+    model.open()
+    assert [type(error_of(recorder)) for recorder in sent] == [ValueError, ValueError]
+    assert isinstance(error_of(send(cache, rows(-1))[1]), ValueError)
+    assert counts(cache) == (0, 2, 0)
+
+
+def test_a_refused_request_leaves_nothing_behind(make: Make, model: ScriptedRunner) -> None:
+    batcher = make(model, max_batch_size=1, max_queue_size=1)
+    cache = AnswerCache(batcher, 10_000, batched=True)
+    _, first = send(cache, rows(1))
+    model.await_batches(1)
+    _, second = send(cache, rows(2))
+    with pytest.raises(QueueFull):
+        send(cache, rows(3))
+    model.open()
+    assert [outputs(first), outputs(second)] == [[2], [4]]
+    assert batcher.wait_idle(PATIENCE)
+    assert outputs(send(cache, rows(3))[1]) == [6]
+    assert batcher.drain()
+    for value in (3, 4):
+        with pytest.raises(BatcherClosed):
+            send(cache, rows(value))
+
+
+def test_the_rows_used_last_are_kept(make: Make, model: ScriptedRunner) -> None:
+    model.open()
+    cache = AnswerCache(make(model), 1100, batched=True)
+    for value in (1, 2, 1, 3, 1, 2):
+        outputs(send(cache, rows(value))[1])
+    found = cache.statistics()
+    assert (found.hits, found.misses, found.rows) == (2, 4, 2)
+    assert found.nbytes <= 1100
+    small = AnswerCache(make(model), 100, batched=True)
+    assert outputs(send(small, rows(1))[1]) == [2]
+    assert counts(small) == (0, 1, 0)
+
+
+def test_one_client_does_not_learn_what_another_has_asked(cache: AnswerCache, model: ScriptedRunner) -> None:
+    model.open()
+    for client in ("a", "b", "a", ""):
+        outputs(send(cache, rows(1), client=client)[1])
+    assert counts(cache) == (1, 3, 3)
+
+
+def test_inputs_that_differ_in_anything_are_different(make: Make) -> None:
+    """Each of many inputs, one of which differs in one bit, in its shape, its type or how its text is divided."""
+
+    def described(batch: dict[str, Any]) -> dict[str, Any]:
+        (array,) = batch.values()
+        text = repr((array.dtype.str, array.shape, [*batch], array.tolist()))
+        return {"y": np.array([text], object)}
+
+    cache = AnswerCache(make(described, max_batch_size=0), 1 << 20, batched=False)
+    chance = random.Random(1)
+    values: list[tuple[str, Array]] = []
+    for _ in range(50):
+        base = np.frombuffer(chance.randbytes(24), np.int32)
+        values += [("x", base), ("x", base.reshape(2, 3)), ("x", base.view(np.uint32)), ("z", base)]
+        bits = base.copy()
+        bits[chance.randrange(6)] ^= 1 << chance.randrange(31)
+        values.append(("x", bits))
+    for texts in (["ab", "c"], ["a", "bc"], ["abc", ""], ["", "abc"], ["abc\0", ""], ["abc"]):
+        values.append(("x", np.array(texts, object)))
+    for _ in range(2):
+        for name, array in values:
+            recorder = Recorder()
+            cache.enqueue(new_request({name: array}, recorder))
+            found = recorder.await_outcome().outputs["y"][0]
+            assert found == repr((array.dtype.str, array.shape, [name], array.tolist()))
+    assert counts(cache) == (len(values), len(values), len(values))
+
+
+def test_counts_and_answers_under_many_threads(make: Make) -> None:
+    cache = AnswerCache(make(doubled, max_batch_size=8), 2000, batched=True)
+    wrong: list[Any] = []
+
+    def ask(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(50):
+            values = [float(chance.randrange(6)) for _ in range(chance.choice((1, 1, 1, 3)))]
+            request, recorder = send(cache, rows(*values))
+            if chance.random() < 0.1:
+                cache.cancel(request)
+            outcome = recorder.await_outcome()
+            if outcome.error is not None and not isinstance(outcome.error, Cancelled):
+                wrong.append(outcome.error)
+            elif outcome.error is None and outcome.outputs["y"][:, 0].tolist() != [2 * v for v in values]:
+                wrong.append(outcome.outputs)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    found = cache.statistics()
+    assert found.nbytes <= 2000
+    assert 0 < found.hits + found.misses <= 32 * 50
+    assert found.hits > found.misses
