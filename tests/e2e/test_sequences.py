@@ -6,9 +6,10 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 import threading
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,16 @@ import pytest
 from e2e.fixtures import Serve
 from polling import PATIENCE, until
 from support.models import small
-from support.processes.server import ServerProcess
+from support.processes.observed import of_module
+from support.processes.server import ServerProcess, running
 
-from tensorferry.client import InferenceClient, InferenceError, InvalidInput
+from tensorferry.client import (
+    FailedPrecondition,
+    InferenceClient,
+    InferenceError,
+    InvalidInput,
+    Unavailable,
+)
 from tensorferry.client.aio import InferenceClient as AsyncClient
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
@@ -30,6 +38,9 @@ from tensorferry.protos import inference_pb2_grpc
 # The state has its rows on axis 1, as those of recurrent layers.
 TEXT = """(float[batch, 2] x, float[3, batch, 2] past) => (float[batch, 2] y, float[3, batch, 2] next)
 { next = Add (past, x) sum = ReduceSum <keepdims = 0> (next, zero) y = Mul (sum, two) }"""
+
+
+_THREADS = 16
 
 
 @pytest.fixture(scope="module")
@@ -146,34 +157,178 @@ def test_the_same_with_asyncio(server: ServerProcess) -> None:
     assert asyncio.run(main()) == [[6 * x, 12 * x, 18 * x] for x in range(20)]
 
 
+class Clients:
+    """Threads that run sequences, some of which end in the middle or with a bad request.
+
+    Each answer must be that of its own sequence. A sequence may be lost only if `loses`; it then says so.
+    """
+
+    def __init__(
+        self, address: str, count: int, factors: Sequence[int] = (6,), *, loses: bool = False
+    ) -> None:
+        self._address, self._count, self._factors, self._loses = address, count, factors, loses
+        # Guards the counts.
+        self._lock = threading.Lock()
+        self.done = self.lost = self.unexplained = 0
+
+    def run(self, worker: int) -> None:
+        generator = np.random.default_rng(worker)
+        with InferenceClient(self._address) as client:
+            for _ in range(self._count // _THREADS):
+                try:
+                    self._run_one(client, generator)
+                except (Unavailable, FailedPrecondition) as error:
+                    if not self._loses:
+                        raise
+                    said = isinstance(error, Unavailable) or "begin it again" in error.message
+                    with self._lock:
+                        self.lost += 1
+                        self.unexplained += not said
+                with self._lock:
+                    self.done += 1
+
+    def _run_one(self, client: InferenceClient, generator: np.random.Generator) -> None:
+        total, factors = 0, set(self._factors)
+        with client.sequence("totals") as sequence:
+            for _ in range(int(generator.integers(1, 6))):
+                x = int(generator.integers(1, 1000))
+                total += x
+                y = sequence.infer(row(x))["y"][0, 0]
+                factors &= {factor for factor in self._factors if y == factor * total}
+                assert factors, f"{y} is no sum of this sequence"
+            if generator.random() < 0.3:
+                with pytest.raises(InferenceError) as caught:
+                    sequence.infer({"x": np.ones((3, 2), np.float32)})
+                if isinstance(caught.value, Unavailable):
+                    raise caught.value
+
+    def await_done(self, count: int) -> None:
+        until(lambda: self.done >= count, seconds=PATIENCE + self._count)
+
+    def run_all(self, disturb: Callable[[Clients], None] = lambda clients: None) -> None:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            running = [pool.submit(self.run, worker) for worker in range(_THREADS)]
+            disturb(self)
+            for done in running:
+                done.result(PATIENCE + self._count / 10)
+
+
+def server_processes(server: ServerProcess) -> list[int]:
+    return of_module(server.process.pid, "tensorferry.server.processes")
+
+
+def count_of_sequences(usual: int) -> int:
+    """Return how many sequences to run; SEQUENCES=10000 asks for as many."""
+    return int(os.environ.get("SEQUENCES", usual))
+
+
 def test_many_sequences_share_batches_and_none_gets_the_state_of_another(
     client: InferenceClient, server: ServerProcess
 ) -> None:
-    """Streams that end in the middle and bad requests; SEQUENCES=10000 runs as many."""
-    count = int(os.environ.get("SEQUENCES", "128"))
-    (before,), barrier = client.statistics("totals"), threading.Barrier(16)
-
-    def run(worker: int) -> None:
-        generator = np.random.default_rng(worker)
-        barrier.wait(PATIENCE)
-        for _ in range(count // 16):
-            total = 0
-            with client.sequence("totals") as sequence:
-                for _ in range(int(generator.integers(1, 6))):
-                    x = int(generator.integers(1000))
-                    total += x
-                    assert sequence.infer(row(x))["y"][0, 0] == 6 * total
-                if generator.random() < 0.3:
-                    with pytest.raises(InferenceError):
-                        sequence.infer({"x": np.ones((3, 2), np.float32)})
-
-    with ThreadPoolExecutor(16) as pool:
-        for done in [pool.submit(run, worker) for worker in range(16)]:
-            done.result(PATIENCE + count / 10)
+    (before,) = client.statistics("totals")
+    Clients(server.address, count_of_sequences(128)).run_all()
     until(lambda: sequences(server)["living"] == 0)
     assert sequences(server)["state_bytes"] == 0
     (after,) = client.statistics("totals")
     assert after.rows - before.rows > after.executions - before.executions
+
+
+def test_no_sequence_is_lost_or_wrong_while_its_model_is_reloaded(
+    controlled: ServerProcess, tmp_path: Path
+) -> None:
+    """A sequence has the answers of one of both models from its start to its end."""
+    count = count_of_sequences(160)
+
+    def reload(clients: Clients) -> None:
+        with InferenceClient(controlled.address) as client:
+            for at in range(1, 4):
+                clients.await_done(at * count // 5)
+                written(tmp_path, 100 if at % 2 else 2)
+                client.load_model("totals")
+
+    clients = Clients(controlled.address, count, (6, 300))
+    clients.run_all(reload)
+    assert (clients.done, clients.lost) == (count // _THREADS * _THREADS, 0)
+    until(lambda: sequences(controlled)["living"] == 0)
+    assert sequences(controlled)["state_bytes"] == 0
+
+
+def test_sequences_of_a_process_that_is_killed_are_lost_and_say_so(transport: str, tmp_path: Path) -> None:
+    count = count_of_sequences(160)
+    path = small.written(tmp_path / "totals.onnx", TEXT, zero=np.array([0]), two=np.float32(2))
+    options = ("--state", "past=next", "--processes", "2", "--metrics-port", "0")
+    with running(path, *options, transport=transport, logs_errors=True) as server:
+
+        def kill(clients: Clients) -> None:
+            for at in range(1, 4):
+                clients.await_done(at * count // 5)
+                victim = min(server_processes(server))
+                os.kill(victim, signal.SIGKILL)
+                until(lambda: len({*server_processes(server)} - {victim}) == 2)  # noqa: B023
+
+        clients = Clients(server.address, count, loses=True)
+        clients.run_all(kill)
+        assert clients.done == count // _THREADS * _THREADS
+        assert clients.lost < clients.done
+        assert not clients.unexplained
+        # The page is that of one process, whichever is asked.
+        until(lambda: sequences(server)["state_bytes"] == 0)
+
+
+def written(folder: Path, factor: float) -> None:
+    path = folder / "totals" / "1" / "model.onnx"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    small.written(path, TEXT, zero=np.array([0]), two=np.float32(factor))
+
+
+@pytest.fixture
+def controlled(serve: Serve, tmp_path: Path) -> ServerProcess:
+    written(tmp_path, 2)
+    return serve(
+        *("--model-repository", tmp_path, "--model-control", "explicit", "--load-model", "totals"),
+        *("--state", "past=next", "--metrics-port", "0", "--processes", "1"),
+    )
+
+
+def test_a_living_sequence_stays_with_its_model_at_a_reload(
+    controlled: ServerProcess, tmp_path: Path
+) -> None:
+    with InferenceClient(controlled.address) as client:
+
+        def y(sequence: int, x: float, **flags: bool) -> float:
+            parameters = {f"sequence_{name}": value for name, value in {"id": sequence, **flags}.items()}
+            return float(client.infer("totals", row(x), parameters=parameters)["y"][0, 0])
+
+        with client.sequence("totals") as streamed:
+            assert [y(1, 1, start=True), y(2, 1, start=True)] == [6, 6]
+            assert streamed.infer(row(1))["y"][0, 0] == 6
+            written(tmp_path, 100)
+            client.load_model("totals")
+            assert [y(1, 2), y(3, 1, start=True), y(3, 1)] == [18, 300, 600]
+            assert streamed.infer(row(2))["y"][0, 0] == 18
+            # Begun again, it is one of the new model.
+            assert [y(2, 1, start=True), y(2, 1)] == [300, 600]
+            assert y(1, 3, end=True) == 36
+            with pytest.raises(InferenceError):
+                y(1, 1)
+        assert y(1, 1, start=True) == 300
+
+
+def test_a_living_sequence_goes_on_while_its_model_is_unloaded(controlled: ServerProcess) -> None:
+    with InferenceClient(controlled.address) as client, InferenceClient(controlled.address) as operator:
+        with client.sequence("totals") as sequence:
+            assert sequence.infer(row(1))["y"][0, 0] == 6
+            operator.unload_model("totals")
+            assert sequence.infer(row(2))["y"][0, 0] == 18
+            with pytest.raises(InferenceError, match="is UNLOADING"):
+                client.infer("totals", row(1))
+            assert sequence.infer(row(3), end=True)["y"][0, 0] == 36
+
+        def gone() -> bool:
+            (model,) = client.models()
+            return model.state == "UNAVAILABLE"
+
+        until(gone)
 
 
 def test_the_metrics_count_sequences(client: InferenceClient, server: ServerProcess) -> None:

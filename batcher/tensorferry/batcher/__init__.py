@@ -48,6 +48,8 @@ if TYPE_CHECKING:
         Tensor,
     )
     from tensorferry.batcher.sequences.sequence import (
+        Control,
+        ControlTensor,
         EndReason,
         SequenceLimits,
         SequenceStatistics,
@@ -84,6 +86,8 @@ _MODULES = {
     "SequenceTag": "request",
     "StageOutcome": "request",
     "Tensor": "request",
+    "Control": "sequences.sequence",
+    "ControlTensor": "sequences.sequence",
     "EndReason": "sequences.sequence",
     "SequenceLimits": "sequences.sequence",
     "SequenceStatistics": "sequences.sequence",
@@ -123,6 +127,8 @@ __all__ = [
     "Cancelled",
     "ClientPolicy",
     "CloseReason",
+    "Control",
+    "ControlTensor",
     "DeadlineExceeded",
     "EndReason",
     "Histogram",

@@ -133,6 +133,7 @@ class App:
             self._model_changed,
             mode=config.model_control,
             poll_seconds=config.repository_poll_seconds,
+            sequence_seconds=config.drain_seconds,
         )
         self._idle_layouts = IdleLayouts(config, self.registry, self._load_model, self._control.replace)
         self._extensions = self._build_extensions(log_output)

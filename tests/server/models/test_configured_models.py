@@ -170,7 +170,7 @@ def test_unsupported_fields_and_unknown_parameters_give_warnings(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sequence_batching { max_sequence_idle_microseconds: 1 }", "has sequence_batching"),
+        ("sequence_batching { max_sequence_idle_microseconds: 1 }", "has neither states nor control inputs"),
         ("max_batch_size: -1", "'max_batch_size' must be non-negative for m, got -1"),
         ('name: "other"', "has the name 'other'; it must be 'm'"),
     ],

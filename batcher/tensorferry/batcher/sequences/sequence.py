@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tensorferry.batcher.request import SequenceTag
+
 Array = npt.NDArray[Any]
 
 
@@ -23,6 +25,43 @@ class StateTensor:
     input: str
     output: str
     initial: Array
+
+
+class Control(enum.Enum):
+    """What an input tells the model of a request: whether its sequence starts or ends, that the row is real, or the id."""
+
+    START = "start"
+    READY = "ready"
+    END = "end"
+    ID = "id"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ControlTensor:
+    """An input that the batcher fills. `false` and `true` are its values; of an id, they are 0 or the empty string."""
+
+    input: str
+    control: Control
+    false: Array
+    true: Array
+
+    def value(self, tag: SequenceTag) -> Array:
+        """Return the value for a request. ValueError if an id does not fit."""
+        if self.control is not Control.ID:
+            flags = {Control.START: tag.start, Control.READY: True, Control.END: tag.end}
+            return self.true if flags[self.control] else self.false
+        if tag.id is None:
+            return self.false
+        if self.false.dtype.hasobject:
+            return np.full_like(self.false, str(tag.id))
+        if isinstance(tag.id, str):
+            raise ValueError(f"sequence_id is {tag.id!r}; model input {self.input!r} takes an integer")
+        try:
+            return np.full_like(self.false, tag.id)
+        except OverflowError:
+            raise ValueError(
+                f"sequence_id is {tag.id}; model input {self.input!r} takes {self.false.dtype.name}"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,15 +239,28 @@ class SequenceTable:
             self._forget(living)
         return until
 
+    def lives(self, tag: SequenceTag) -> bool:
+        """Return whether a request of this sequence would go on with it."""
+        living = self._living.get((tag.owner, tag.stream, tag.id))
+        return living is not None and not living.closing and living.doomed is None
+
+    def end(self, tag: SequenceTag) -> None:
+        """End a sequence because it is begun again elsewhere; with its request, if the batcher has one."""
+        living = self._living.get((tag.owner, tag.stream, tag.id))
+        if living is not None:
+            self._doom(living, EndReason.RESTARTED)
+
+    def _doom(self, living: Living, reason: EndReason) -> None:
+        if living.busy:
+            living.doomed = reason
+        else:
+            self._end(living, reason)
+            self._forget(living)
+
     def end_stream(self, stream: object) -> None:
         """End the sequences of a stream that is over; those with a request in the batcher end with it."""
         for key in list(self._of_stream.get(stream, ())):
-            living = self._living[key]
-            if living.busy:
-                living.doomed = EndReason.STREAM
-            else:
-                self._end(living, EndReason.STREAM)
-                self._forget(living)
+            self._doom(self._living[key], EndReason.STREAM)
 
     def statistics(self) -> SequenceStatistics:
         """Return counts since the start, and current sizes."""

@@ -15,6 +15,7 @@ from tensorferry.batcher.execution.completion import already_completed, withdraw
 from tensorferry.batcher.request import Outcome, Request, SequenceTag
 from tensorferry.batcher.sequences.sequence import (
     Array,
+    ControlTensor,
     EndReason,
     SequenceLimits,
     SequenceStatistics,
@@ -49,7 +50,7 @@ class StatefulBatcher(Batcher):
         A start above the bounds of living sequences or of bytes of state is refused with QueueFull. No sequence is ended
         for another.
 
-    Other arguments are those of `Batcher`. States are of fixed datatypes; their shape may change from request to request.
+    `controls` are further inputs of the function, which tell it of a request's place in its sequence. Other arguments are those of `Batcher`. States are of fixed datatypes; their shape may change from request to request.
     """
 
     def __init__(
@@ -57,11 +58,13 @@ class StatefulBatcher(Batcher):
         model_fn: Any,
         states: Sequence[StateTensor],
         *,
+        controls: Sequence[ControlTensor] = (),
         limits: SequenceLimits = SequenceLimits(),  # noqa: B008  (it is frozen)
         **options: Any,
     ) -> None:
         super().__init__(model_fn, **options)
         self._states = tuple(states)
+        self._controls = tuple(controls)
         self._initial = tuple(state.initial for state in states)
         self._state_outputs = frozenset(state.output for state in states)
         self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -104,7 +107,8 @@ class StatefulBatcher(Batcher):
             )
         tag = request.sequence or _ALONE
         if tag.id is None:
-            return self._enter(request, self._initial, self._alone(request, tag), notify, skip_admission)
+            tag = tag._replace(start=True, end=True)
+            return self._enter(request, tag, self._initial, self._alone(request, tag), notify, skip_admission)
         with self._sequences_lock:
             if self._closing:
                 raise self._rejected(request, BatcherClosed("the batcher is closed; it accepts no requests"))
@@ -128,11 +132,12 @@ class StatefulBatcher(Batcher):
         """Enqueue a request of a sequence that has no other in the batcher."""
         states = self._initial if tag.start or living.states is None else living.states
         complete = partial(self._completed, living, request, tag, request.complete)
-        return self._enter(request, states, complete, notify, skip_admission)
+        return self._enter(request, tag, states, complete, notify, skip_admission)
 
     def _enter(
         self,
         request: Request,
+        tag: SequenceTag,
         states: tuple[Array, ...],
         complete: Callable[[Outcome], None],
         notify: bool,
@@ -147,7 +152,11 @@ class StatefulBatcher(Batcher):
             request.padding,
             request.complete,
         )
-        tensors = tuple(map(tensor_of, states))
+        try:
+            controls = [control.value(tag) for control in self._controls]
+        except ValueError as error:
+            raise self._rejected(request, InvalidRequest(str(error))) from None
+        tensors = tuple(map(tensor_of, (*states, *controls)))
         request.tensors += tensors
         request.names = self._names_with_states(request.names)
         request.nbytes += state_bytes(states)
@@ -173,7 +182,8 @@ class StatefulBatcher(Batcher):
         # The same object each time, because the queue and the join compare names by identity first.
         found = self._names.get(names)
         if found is None:
-            found = self._names[names] = (*names, *(state.input for state in self._states))
+            added = [state.input for state in self._states] + [control.input for control in self._controls]
+            found = self._names[names] = (*names, *added)
         return found
 
     # Completions.
@@ -273,6 +283,16 @@ class StatefulBatcher(Batcher):
         """End the sequences of a stream that is over. Those with a running request end with it."""
         with self._sequences_lock:
             self._table.end_stream(stream)
+
+    def lives(self, tag: SequenceTag) -> bool:
+        """Return whether a request of this sequence would go on with it. May be late."""
+        with self._sequences_lock:
+            return self._table.lives(tag)
+
+    def end_sequence(self, tag: SequenceTag) -> None:
+        """End a sequence, if it lives, because another batcher begins it again."""
+        with self._sequences_lock:
+            self._table.end(tag)
 
     def _reap(self) -> None:
         """End idle sequences, on a thread of its own."""

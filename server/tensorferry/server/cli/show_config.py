@@ -16,7 +16,9 @@ from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource, 
 from tensorferry.server.errors import ConfigError, StartError
 from tensorferry.server.models.config_pbtxt.ensembles import complete_ensemble, is_ensemble, named_models
 from tensorferry.server.models.config_pbtxt.pbtxt import config_text
+from tensorferry.server.models.config_pbtxt.sequence_batching import configured_sequences
 from tensorferry.server.models.config_pbtxt.supported_fields import ModelKind, check_fields
+from tensorferry.server.models.lifecycle.sequences import config_for_clients
 from tensorferry.server.models.repository.declared_sources import declared_source, declared_sources
 from tensorferry.server.models.repository.fetched_sources import fetched_sources
 from tensorferry.server.names import printable, printable_lines
@@ -94,4 +96,9 @@ def _completed(source: ModelSource, server_config: ServerConfig) -> Iterator[tup
     else:
         with ExitStack() as scratch:
             prepared = prepare_model(source, server_config, choose_device(server_config.device), scratch)
-        yield prepared.batching.description, prepared.config
+        config = prepared.config
+        if source.config is not None:
+            sequences = configured_sequences(source.config, source.name, source.directory)
+            if sequences is not None:
+                config = config_for_clients(config, source, sequences)
+        yield prepared.batching.description, config

@@ -93,7 +93,7 @@ class InferenceService:
 
     def end_stream(self, stream: object) -> None:
         """End the sequences of a stream that is over."""
-        for model in self._registry.models():
+        for model in (*self._registry.models(), *self._registry.retired):
             if isinstance(model.batcher, StatefulBatcher):
                 model.batcher.end_stream(stream)
 
@@ -166,7 +166,9 @@ class InferenceService:
             pending: PendingInference | None = None
             watched: WatchedRequest | None = None
             try:
-                match = self._templates.find(data, generation)
+                # Templates are those of the models that serve.
+                retired = self._registry.retired
+                match = None if retired else self._templates.find(data, generation)
                 if match is None:
                     message = data
                     if is_compressed(data):
@@ -175,7 +177,7 @@ class InferenceService:
                                 data, deadline, complete, metadata, caller, stream, answers
                             )
                         message = decompress(data, self.limits.message_bytes)
-                        match = self._templates.find(message, generation)
+                        match = None if retired else self._templates.find(message, generation)
                 if match is None:
                     unmatched = UnmatchedRequest(message, self._regions, self.limits)
                     unmatched.parse()
@@ -183,7 +185,12 @@ class InferenceService:
                     raise NotReadyError(SHUTTING_DOWN)
                 if match is None:
                     assert unmatched is not None
-                    match = unmatched.match(self._registry, self._templates, generation)
+                    goes_on = unmatched.model_of_sequence(retired, caller.name, stream)
+                    if goes_on is not None:
+                        match = unmatched.match(goes_on, None, generation)
+                    else:
+                        serving = self._registry.get(*unmatched.addressed)
+                        match = unmatched.match(serving, self._templates, generation)
                 template = match[0]
                 finish: Callable[[Any], None] = complete
                 if self._crash_watch is not None:

@@ -39,6 +39,7 @@ def test_the_documentation_has_the_treatment_of_every_field() -> None:
 
 # Configurations with fields of each form: a value, a message, a list and a map.
 WARNED = {
+    "sequence_batching.oldest.max_candidate_sequences": "sequence_batching { oldest { max_candidate_sequences: 4 } }",
     "runtime": 'runtime: "libtriton_onnxruntime.so"',
     "optimization.cuda.graph_spec.graph_lower_bound": "optimization { cuda { graph_spec { graph_lower_bound { } } } }",
     "optimization.input_pinned_memory": "optimization { input_pinned_memory { enable: false } }",
@@ -48,7 +49,7 @@ WARNED = {
 REFUSED = {
     "input.allow_ragged_batch": "input { allow_ragged_batch: true }",
     "batch_input": 'batch_input { kind: BATCH_ITEM_SHAPE target_name: "b" data_type: TYPE_FP32 source_input: "x" }',
-    "sequence_batching": "sequence_batching { max_sequence_idle_microseconds: 5 direct { } }",
+    "sequence_batching.iterative_sequence": "sequence_batching { iterative_sequence: true }",
     "model_transaction_policy.decoupled": "model_transaction_policy { decoupled: true }",
 }
 

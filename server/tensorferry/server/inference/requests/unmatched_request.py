@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tensorferry.batcher import SequenceTag, StatefulBatcher
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError
@@ -19,10 +20,11 @@ from tensorferry.server.inference.requests.request_templates import (
 from tensorferry.server.inference.responses.response_size import check_response_size
 from tensorferry.server.inference.responses.responses import id_field_of
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
-from tensorferry.server.models.lifecycle.registry import ModelRegistry
+from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.server.observability.tracing.trace import RequestTrace
 from tensorferry.server.runtime.axes.no_rows import empty_outputs
 from tensorferry.server.wire import structure
+from tensorferry.server.wire.parameters import read_parameters
 from tensorferry.server.wire.receiving import parse
 
 
@@ -59,9 +61,32 @@ class UnmatchedRequest:
         self.request_id = self._message.id
         self.addressed = self._message.model_name, self._message.model_version
 
-    def match(self, registry: ModelRegistry, templates: RequestTemplateCache, generation: int) -> Match:
-        """Find the model, decode the request, and return its template and what is its own."""
-        model = registry.get(*self.addressed)
+    def model_of_sequence(self, retired: Sequence[Model], client: str, stream: object) -> Model | None:
+        """Return the model that goes on with the request's sequence although it serves no more; None if there is none.
+
+        A sequence that begins again ends there.
+        """
+        name, version = self.addressed
+        sequence = read_parameters(self._message).sequence if retired else None
+        if sequence is None:
+            return None
+        for model in retired:
+            batcher = model.batcher
+            if (
+                model.name != name
+                or version not in ("", model.version)
+                or not isinstance(batcher, StatefulBatcher)
+            ):
+                continue
+            tag = SequenceTag(sequence.id, client, stream)
+            if sequence.start:
+                batcher.end_sequence(tag)
+            elif batcher.lives(tag):
+                return model
+        return None
+
+    def match(self, model: Model, templates: RequestTemplateCache | None, generation: int) -> Match:
+        """Decode the request for its model, and return its template and what is its own. Without `templates` none is kept."""
         self.addressed = model.name, model.version
         decoded = decode_request(
             self._message,
@@ -81,7 +106,7 @@ class UnmatchedRequest:
             )
         else:
             model.empty_axes.check(model.name, decoded.signature, decoded.tensors)
-        if self._lease or self.empty_outputs is not None:
+        if self._lease or self.empty_outputs is not None or templates is None:
             template = uncached_template(model, decoded, self._limits.message_bytes)
         else:
             template = templates.add(self._data, self._message, model, decoded, generation)

@@ -95,6 +95,14 @@ def type_name(spec: TensorSpec) -> str:
     return f"TYPE_{_CONFIG_NAMES.get(name, name)}"
 
 
+def datatype_of(data_type: int) -> str:
+    """Return the protocol's name of a configuration's datatype; ModelConfigError for none."""
+    name = pb.DataType.Name(data_type).removeprefix("TYPE_")
+    if name == "INVALID":
+        raise ModelConfigError("a tensor has no data_type; give it one, such as TYPE_FP32")
+    return "BYTES" if name == "STRING" else name
+
+
 def is_complete(config: ModelConfig) -> bool:
     """Whether inputs and outputs are both given. Batching is then not completed, as in Triton."""
     return bool(config.input) and bool(config.output)

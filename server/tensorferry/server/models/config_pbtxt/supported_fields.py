@@ -70,6 +70,9 @@ _PINNED = _warned(
     "it has no effect: tensors for a GPU always use pinned memory", when=lambda buffer: not buffer.enable
 )
 
+_NO_SLOTS = _warned("it has no effect: a sequence takes room in a batch only while its request runs")
+_STATE_BUFFERS = _warned("it has no effect: each state is copied")
+
 RULES: Mapping[str, FieldRule] = {
     "name": _USED,
     "platform": _USED,
@@ -133,9 +136,25 @@ RULES: Mapping[str, FieldRule] = {
     "dynamic_batching.default_priority_level": _USED,
     "dynamic_batching.default_queue_policy": _USED,
     "dynamic_batching.priority_queue_policy": _USED,
-    "sequence_batching": _refused(
-        "this server has no sequences, and the model would see the states of other requests; leave it out if the model "
-        "has no state"
+    "sequence_batching.max_sequence_idle_microseconds": _USED,
+    "sequence_batching.control_input": _USED,
+    "sequence_batching.state.input_name": _USED,
+    "sequence_batching.state.output_name": _USED,
+    "sequence_batching.state.data_type": _USED,
+    "sequence_batching.state.dims": _USED,
+    "sequence_batching.state.initial_state": _USED,
+    "sequence_batching.state.use_same_buffer_for_input_output": _STATE_BUFFERS,
+    "sequence_batching.state.use_growable_memory": _STATE_BUFFERS,
+    "sequence_batching.direct.max_queue_delay_microseconds": _USED,
+    "sequence_batching.direct.minimum_slot_utilization": _NO_SLOTS,
+    "sequence_batching.oldest.max_candidate_sequences": _NO_SLOTS,
+    "sequence_batching.oldest.preferred_batch_size": _USED,
+    "sequence_batching.oldest.max_queue_delay_microseconds": _USED,
+    "sequence_batching.oldest.preserve_ordering": _warned(
+        "it has no effect: requests of a sequence are answered in their order, those of others when they are ready"
+    ),
+    "sequence_batching.iterative_sequence": _refused(
+        "this server runs each request once; leave it out if the model does not ask to be run again"
     ),
     "ensemble_scheduling": _USED,
     "instance_group.name": _USED,
@@ -197,6 +216,10 @@ def check_fields(config: ModelConfig, model: str, kind: ModelKind = ModelKind.ON
     """
     _check_backend(config, model, kind)
     _check_enums(config, model)
+    if kind is not ModelKind.ONNX and config.HasField("sequence_batching"):
+        raise ModelConfigError(
+            f"the configuration of model {model!r} has sequence_batching: this server keeps states of ONNX models only; leave it out"
+        )
     warnings = []
     for path, value in fields_that_are_set(config):
         rule = RULES[path]

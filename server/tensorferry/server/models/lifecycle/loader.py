@@ -77,7 +77,7 @@ def _load_model(source: ModelSource, context: LoadContext) -> Model:
         check_settings_are_declared(source.config, source.name, "an ONNX model")
     step = _load_step(source, context)
     if not isinstance(declared, FunctionModel):
-        step = with_sequences(source.name, step, declared, context.config.for_model(source.name))
+        step = with_sequences(source, step, declared, context.config.for_model(source.name))
     if step.open_layout:
         context.on_open_layout(source)
     plan = plan_pipeline(source.name, [place(source.name, step.signature, {}, {}, step)], None)

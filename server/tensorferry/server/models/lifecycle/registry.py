@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tensorferry.batcher import AnswerCache, Batcher, Padding, Pipeline, Request, StageModel
+from tensorferry.batcher import AnswerCache, Batcher, Padding, Pipeline, Request, StageModel, StatefulBatcher
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
 from tensorferry.server.observability.logs.exemplars import Exemplars
@@ -143,13 +143,15 @@ class ModelRegistry:
     def __init__(self, *, may_be_empty: bool = True) -> None:
         self._may_be_empty = may_be_empty
         # Guards _entries, generation and only_model. Held only for look-ups and updates, which may read a model's health.
-        # Models are loaded and closed without it. The last two are also read without it.
+        # Models are loaded and closed without it. The last two, and `retired`, are also read without it.
         self._lock = threading.Lock()
         self._entries: dict[str, dict[str, RegistryEntry]] = {}
         # Increases when an entry changes, so that callers can detect stale look-ups.
         self.generation = 0
         # The loaded model, ready or unloading; None if there are several, or none.
         self.only_model: Model | None = None
+        # Models that serve no more, but go on with the sequences that live.
+        self.retired: tuple[Model, ...] = ()
         self._complete = False
 
     @property
@@ -172,6 +174,8 @@ class ModelRegistry:
         """Let a version accept requests. Returns the model that it replaces, which accepts none any more."""
         with self._lock:
             before = self._entries.get(model.name, {}).get(model.version)
+            if before is not None:
+                self._retire_locked(before.model)
             self._put_loaded_locked(model)
         return before.model if before is not None else None
 
@@ -181,6 +185,7 @@ class ModelRegistry:
             entry = self._entries.get(before.name, {}).get(before.version)
             if entry is None or entry.model is not before or entry.state is not ModelState.READY:
                 return False
+            self._retire_locked(before)
             self._put_loaded_locked(model)
         return True
 
@@ -285,7 +290,17 @@ class ModelRegistry:
     def mark_unloading(self, model: Model) -> None:
         """Record that a version is being unloaded, and accepts no requests."""
         with self._lock:
+            self._retire_locked(model)
             self._put_locked(RegistryEntry(model.name, model.version, ModelState.UNLOADING, model))
+
+    def _retire_locked(self, model: Model | None) -> None:
+        if model is not None and isinstance(model.batcher, StatefulBatcher):
+            self.retired += (model,)
+
+    def forget_retired(self, model: Model) -> None:
+        """Let a model that serves no more go on with no sequence."""
+        with self._lock:
+            self.retired = tuple([other for other in self.retired if other is not model])
 
     def mark_unloaded(self, model: Model) -> None:
         """Record that a version has answered its requests and was unloaded, unless it was loaded again."""

@@ -8,65 +8,107 @@ from typing import Any
 
 import numpy as np
 
-from tensorferry.batcher import SequenceLimits, StateTensor
+from tensorferry.batcher import ControlTensor, SequenceLimits, StateTensor
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
+from tensorferry.server.models.config_pbtxt.sequence_batching import (
+    ConfiguredSequences,
+    ConfiguredState,
+    configured_sequences,
+)
 from tensorferry.server.python.steps.loaded_step import DeclaredSequences, LoadedStep
 from tensorferry.server.signature import Signature, TensorSpec
 from tensorferry.serving import OnnxModel
 
 
 def with_sequences(
-    name: str, step: LoadedStep, declared: OnnxModel | None, config: ServerConfig
+    source: ModelSource, step: LoadedStep, declared: OnnxModel | None, config: ServerConfig
 ) -> LoadedStep:
-    """Return a step whose declared states are no tensors of clients any more. StartError if they do not fit the model.
+    """Return a step whose states and control inputs are no tensors of clients any more. StartError if they do not fit the model.
 
-    `declared` is that of a Python file, `config` has the options of the model. Without a declared state the step is returned
-    as it is.
+    `declared` is that of a Python file, `config` has the options of the model. Without sequences the step is returned as it is.
     """
+    name = source.name
+    configured = (
+        None if source.config is None else configured_sequences(source.config, name, source.directory)
+    )
     pairs = tuple(declared.states.items()) if declared is not None and declared.states else config.state
-    if not pairs:
-        return step
+    if configured is not None and pairs:
+        raise StartError(
+            f"model {name!r} has --state, and its config.pbtxt has sequence_batching; give one of both"
+        )
+    if configured is None:
+        if not pairs:
+            return step
+        states = tuple(ConfiguredState(given, taken, None, shown=False) for given, taken in pairs)
+        configured = ConfiguredSequences(states, (), config.sequence_idle)
     signature = step.signature
     inputs = {spec.name: spec for spec in signature.inputs}
     outputs = {spec.name: spec for spec in signature.outputs}
     batched = step.settings.max_batch_size > 0
-    states = []
-    for given, taken in pairs:
-        _check_known(name, "input", given, inputs)
-        _check_known(name, "output", taken, outputs)
-        states.append(_state(name, inputs[given], outputs[taken], batched=batched))
-    kept = without_states(signature, dict(pairs))
-    if not any(spec.has_row_axis for spec in kept.inputs) and batched:
-        raise StartError(
-            f"model {name!r} has only states as inputs; leave one for the clients out of --state"
+    what = "--state" if pairs else "sequence_batching"
+    for state in configured.states:
+        _check_known(name, what, "input", state.input, inputs)
+        _check_known(name, what, "output", state.output, outputs)
+    tensors = [
+        _state(
+            f"{what} {state.input}={state.output} of model {name!r}", state, inputs, outputs, batched=batched
         )
-    limits = SequenceLimits(config.max_sequences, config.max_state_bytes, config.sequence_idle)
-    sequences = DeclaredSequences(tuple(states), limits)
-    return replace(step, signature=kept, config=_described(step.config, states, limits), sequences=sequences)
+        for state in configured.states
+    ]
+    controls = tuple(_with_rows(control, batched=batched) for control in configured.controls)
+    for control in controls:
+        _check_known(name, what, "input", control.input, inputs)
+        _check_control(name, control, inputs[control.input])
+    kept = _for_clients(signature, configured)
+    if not any(spec.has_row_axis for spec in kept.inputs) and batched:
+        raise StartError(f"model {name!r} has only states as inputs; leave one for the clients out of {what}")
+    limits = SequenceLimits(config.max_sequences, config.max_state_bytes, configured.idle_seconds)
+    sequences = DeclaredSequences(tuple(tensors), controls, limits)
+    described = config_for_clients(step.config, source, configured)
+    return replace(step, signature=kept, config=described, sequences=sequences)
 
 
-def without_states(signature: Signature, states: Mapping[str, str]) -> Signature:
-    """Return the signature that clients see: without the inputs of states, and with their outputs only on request."""
-    hidden = set(states.values())
+def _for_clients(signature: Signature, sequences: ConfiguredSequences) -> Signature:
+    """Return the signature that clients see: without the inputs that the server fills, and with most states only on request."""
+    filled, hidden = sequences.filled, sequences.hidden
     return replace(
         signature,
-        inputs=tuple(spec for spec in signature.inputs if spec.name not in states),
+        inputs=tuple(spec for spec in signature.inputs if spec.name not in filled),
         outputs=tuple(spec for spec in signature.outputs if spec.name not in hidden),
         on_request=tuple(spec for spec in signature.outputs if spec.name in hidden),
     )
 
 
-def _check_known(model: str, kind: str, name: str, known: Mapping[str, TensorSpec]) -> None:
+def _check_known(model: str, what: str, kind: str, name: str, known: Mapping[str, TensorSpec]) -> None:
     if name not in known:
         raise StartError(
-            f"--state names the {kind} {name!r}, which model {model!r} does not have; it has {', '.join(known)}"
+            f"{what} names the {kind} {name!r}, which model {model!r} does not have; it has {', '.join(known)}"
         )
 
 
-def _state(model: str, given: TensorSpec, taken: TensorSpec, *, batched: bool) -> StateTensor:
-    pair = f"--state {given.name}={taken.name} of model {model!r}"
+def _with_rows(control: ControlTensor, *, batched: bool) -> ControlTensor:
+    return replace(control, false=control.false[None], true=control.true[None]) if batched else control
+
+
+def _check_control(model: str, control: ControlTensor, spec: TensorSpec) -> None:
+    if control.false.dtype != spec.datatype.storage or len(spec.dims) != control.false.ndim:
+        raise StartError(
+            f"sequence_batching of model {model!r}: control input {spec.name!r} is {spec.datatype.name}{list(spec.shape)} in the "
+            f"file, but {control.false.dtype.name}{list(control.false.shape)} in the configuration; each row must have one value"
+        )
+
+
+def _state(
+    pair: str,
+    state: ConfiguredState,
+    inputs: Mapping[str, TensorSpec],
+    outputs: Mapping[str, TensorSpec],
+    *,
+    batched: bool,
+) -> StateTensor:
+    given, taken = inputs[state.input], outputs[state.output]
     if given.datatype is not taken.datatype or given.datatype.name == "BYTES":
         raise StartError(
             f"{pair}: the input is {given.datatype.name} and the output {taken.datatype.name}; both must have one datatype of numbers"
@@ -85,6 +127,14 @@ def _state(model: str, given: TensorSpec, taken: TensorSpec, *, batched: bool) -
             f"{pair}: neither has an axis of rows, so sequences cannot share batches; give --max-batch-size 0"
         )
     dims = (1, *given.dims[1:]) if batched else given.dims
+    if state.initial is not None:
+        initial = state.initial[None] if batched else state.initial
+        if initial.dtype != given.datatype.storage or not _fits(initial.shape, dims):
+            raise StartError(
+                f"{pair}: its first value is {initial.dtype.name}{list(initial.shape)}, but the input is {given.datatype.name}"
+                f"{list(given.shape)}"
+            )
+        return StateTensor(given.name, taken.name, initial)
     shape = [dim for dim in dims if isinstance(dim, int)]
     if len(shape) != len(dims):
         raise StartError(
@@ -94,18 +144,27 @@ def _state(model: str, given: TensorSpec, taken: TensorSpec, *, batched: bool) -
     return StateTensor(given.name, taken.name, np.zeros(shape, given.datatype.storage))
 
 
-def _described(config: ModelConfig, states: Sequence[StateTensor], limits: SequenceLimits) -> ModelConfig:
-    """Return the configuration as clients see it, with the states in its sequence_batching."""
+def _fits(shape: Sequence[int], dims: Sequence[int | str]) -> bool:
+    return len(shape) == len(dims) and all(
+        size == dim or not isinstance(dim, int) for size, dim in zip(shape, dims, strict=True)
+    )
+
+
+def config_for_clients(
+    config: ModelConfig, source: ModelSource, sequences: ConfiguredSequences
+) -> ModelConfig:
+    """Return a completed configuration as clients see it: without the tensors that the server fills."""
     changed = ModelConfig()
     changed.CopyFrom(config)
-    hidden = {name for state in states for name in (state.input, state.output)}
     tensors: Any
-    for tensors in (changed.input, changed.output):
+    for tensors, hidden in ((changed.input, sequences.filled), (changed.output, sequences.hidden)):
         kept = [tensor for tensor in tensors if tensor.name not in hidden]
         del tensors[:]
         tensors.extend(kept)
-    sequences = changed.sequence_batching
-    sequences.max_sequence_idle_microseconds = round(limits.idle_seconds * 1e6)
-    for state in states:
-        sequences.state.add(input_name=state.input, output_name=state.output)
+    if source.config is not None and source.config.HasField("sequence_batching"):
+        changed.sequence_batching.CopyFrom(source.config.sequence_batching)
+        return changed
+    changed.sequence_batching.max_sequence_idle_microseconds = round(sequences.idle_seconds * 1e6)
+    for state in sequences.states:
+        changed.sequence_batching.state.add(input_name=state.input, output_name=state.output)
     return changed

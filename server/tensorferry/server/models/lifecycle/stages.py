@@ -133,7 +133,12 @@ def make_batcher(
     """
     make: Callable[..., Batcher] = Batcher
     if sequences is not None:
-        make = partial(StatefulBatcher, states=sequences.states, limits=sequences.limits)
+        make = partial(
+            StatefulBatcher,
+            states=sequences.states,
+            controls=sequences.controls,
+            limits=sequences.limits,
+        )
     return make(
         functions,
         max_batch_size=settings.max_batch_size,

@@ -6,22 +6,26 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from tensorferry.batcher import StatefulBatcher
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 from tensorferry.server.system import malloc
 from tensorferry.server.system.threads import ThreadKind, new_thread
 
-# How long a thread waits for a pipeline before it looks whether the model still runs its steps.
+# How long a thread waits before it looks again whether other models, or sequences, need the model.
 _IDLE_SECONDS = 0.1
 
 
 class ModelUnloader:
     """Unloads models that accept no more requests, each on its own thread. Thread-safe.
 
-    `changed` is called with a model's name after it was unloaded.
+    `changed` is called with a model's name after it was unloaded. Sequences that live may go on for `sequence_seconds`.
     """
 
-    def __init__(self, registry: ModelRegistry, changed: Callable[[str], None]) -> None:
+    def __init__(
+        self, registry: ModelRegistry, changed: Callable[[str], None], sequence_seconds: float = 0.0
+    ) -> None:
         self._registry = registry
+        self._sequence_seconds = sequence_seconds
         self._changed = changed
         # Guards _models. No waiting while it is held.
         self._lock = threading.Lock()
@@ -41,6 +45,8 @@ class ModelUnloader:
         def end() -> None:
             model, thread = held.pop(), threading.current_thread()
             self._await_users(model)
+            self._await_sequences(model)
+            self._registry.forget_retired(model)
             model.batcher.close()
             model.release()
             self._registry.mark_unloaded(model)
@@ -65,6 +71,17 @@ class ModelUnloader:
             while self._registry.needs(user, model) and not self._closing.is_set():
                 if user.batcher.wait_idle(_IDLE_SECONDS):
                     break
+
+    def _await_sequences(self, model: Model) -> None:
+        """Wait until no sequence of the model lives, or their time is over."""
+        until = time.monotonic() + self._sequence_seconds
+        while (
+            isinstance(model.batcher, StatefulBatcher)
+            and model.batcher.sequence_statistics().living
+            and time.monotonic() < until
+        ):
+            if self._closing.wait(_IDLE_SECONDS):
+                return
 
     def models(self) -> Sequence[Model]:
         """Return the models that may still have requests."""

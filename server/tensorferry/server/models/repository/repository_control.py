@@ -50,7 +50,7 @@ class RepositoryController:
     """Loads and unloads models. Call `start` once, then `close`; other methods are thread-safe.
 
     `load` loads a model from a source, or raises StartError. `changed` is called with a model's name when it starts or
-    stops serving.
+    stops serving. Sequences of a model that is replaced or unloaded may go on for `sequence_seconds`.
     """
 
     def __init__(
@@ -62,13 +62,14 @@ class RepositoryController:
         *,
         mode: str,
         poll_seconds: float,
+        sequence_seconds: float = 0.0,
     ) -> None:
         self._registry = registry
         self._repository = repository
         self._changed = changed
         self._mode = mode
         self._poll_seconds = poll_seconds
-        self._unloader = ModelUnloader(registry, changed)
+        self._unloader = ModelUnloader(registry, changed, sequence_seconds)
         # Used only by the loading thread, or by the starting thread before it exists.
         self._updates = ModelUpdater(registry, repository, load, changed, self._unloader)
         # Guards _thread and _closed. No loading or waiting while it is held.

@@ -16,6 +16,7 @@ from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.models.config_pbtxt.instance_groups import instance_groups
 from tensorferry.server.models.config_pbtxt.io_mapping import IoMapping, io_mapping_of
 from tensorferry.server.models.config_pbtxt.pbtxt import BatchingDecision, complete_config, is_complete
+from tensorferry.server.models.config_pbtxt.sequence_batching import configured_sequences, with_batching
 from tensorferry.server.models.config_pbtxt.settings import ModelSettings, check_dynamic_batching, settings_of
 from tensorferry.server.models.config_pbtxt.supported_fields import check_fields
 from tensorferry.server.models.config_pbtxt.unused_options import unused_options
@@ -216,6 +217,8 @@ def _requested_config(source: ModelSource) -> ModelConfig | None:
             f"'max_batch_size' must be non-negative for {requested.name}, got {requested.max_batch_size}; give 0 for a model "
             "that is not batched, or leave it out"
         )
+    if configured_sequences(requested, source.name, source.directory) is not None:
+        requested = with_batching(requested)
     if requested.max_batch_size:
         check_dynamic_batching(requested)
     return requested

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from tensorferry.batcher import Padding, RunTimedOut, SequenceLimits, StagedModel, StateTensor
+from tensorferry.batcher import ControlTensor, Padding, RunTimedOut, SequenceLimits, StagedModel, StateTensor
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.models.config_pbtxt.pbtxt import BatchingDecision
 from tensorferry.server.models.config_pbtxt.settings import ModelSettings
@@ -51,9 +51,10 @@ class MakeInstance(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeclaredSequences:
-    """The states of a model, and the bounds of its sequences."""
+    """The states of a model, its inputs that the server fills, and the bounds of its sequences."""
 
     states: tuple[StateTensor, ...]
+    controls: tuple[ControlTensor, ...]
     limits: SequenceLimits
 
 
