@@ -8,6 +8,9 @@ are the work of both threads. On all cores they are mostly waits for the interpr
 
 The next value is the time of a request whose batch runs on the thread that enqueued it, alone or
 with 31 others; and that of a request that passes so through a pipeline of one to three stages.
+
+The last values are the time of a request to the model of examples/digits, run so by ONNX Runtime, and
+of one that the cache answers.
 """
 
 from __future__ import annotations
@@ -21,12 +24,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 
-from tensorferry.batcher import Batcher, Outcome, Pipeline, Request, Stage, Tensor
+from tensorferry.batcher import AnswerCache, Batcher, Outcome, Pipeline, Request, Stage, Tensor
 
+_DIGITS = Path(__file__).parents[1] / "examples" / "digits" / "digits.onnx"
 _RAW = np.zeros(4, np.float32).tobytes()
 _TENSORS = (Tensor(np.dtype(np.float32), (1, 4), _RAW),)
 
@@ -153,6 +159,38 @@ def print_times(cores: str, requests: int, rounds: int) -> None:
     print(f"{cores:10s} mean batch: {statistics.median(sizes):.1f} rows")
 
 
+def digits_seconds(requests: int) -> tuple[float, float]:
+    """Return seconds per request of one row to the digits model, run alone, and answered by the cache."""
+    session = onnxruntime.InferenceSession(_DIGITS, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    image = np.load(_DIGITS.with_name("images.npy"))[:1]
+    tensors = (Tensor(image.dtype, image.shape, image.tobytes()),)
+
+    def request() -> Request:
+        return Request(tensors, _ignore, names=("image",), rows=1, nbytes=image.nbytes, key=(8, 8))
+
+    with Batcher(lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))) as batcher:
+        batcher.add_warmup_sample(1, 1e-5)
+        cache = AnswerCache(batcher, 1 << 20, batched=True)
+        times = []
+        for enqueue in (batcher.enqueue, cache.enqueue):
+            started = time.perf_counter()
+            for _ in range(requests):
+                if enqueue(request(), notify=False):
+                    batcher.run_inline(1.0)
+            times.append((time.perf_counter() - started) / requests)
+    run, hit = times
+    return run, hit
+
+
+def print_cache_times(requests: int, rounds: int) -> None:
+    """Print the times of a run and of a hit, and their ratio."""
+    pairs = [digits_seconds(requests // 4) for _ in range(rounds)]
+    run, hit = (statistics.median(values) * 1e6 for values in zip(*pairs, strict=True))
+    ratio = statistics.median(hit / run for run, hit in pairs)
+    print(f"digits: {run:6.2f} us a request that runs, {hit:6.2f} us one that the cache answers: {ratio:.2f}")
+
+
 def print_inline_times(requests: int, rounds: int) -> None:
     """Print the time of a request whose batch runs inline."""
     for at_once in (1, 32):
@@ -192,6 +230,8 @@ def main() -> None:
             print_times(cores, arguments.requests, arguments.rounds)
     print_inline_times(arguments.requests, arguments.rounds)
     print_pipeline_times(arguments.requests, arguments.rounds)
+    with one_core():
+        print_cache_times(arguments.requests, arguments.rounds)
 
 
 if __name__ == "__main__":
