@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from polling import until
 from support.models import small
-from support.processes.server import ServerProcess
+from support.processes.server import ServerProcess, running
 
 from tensorferry.client import InferenceClient, InferenceError
 
@@ -211,3 +211,15 @@ def _answers(client: InferenceClient) -> bool:
     except InferenceError:
         return False
     return True
+
+
+def test_calls_of_models_that_do_not_exist_are_warned_of_at_start(transport: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "from tensorferry.serving import FP32, infer, model, submit\n"
+        "@model(inputs={'x': FP32[-1]}, outputs={'y': FP32[-1]})\n"
+        "def one(x):\n"
+        "    return x if x[0] else infer('none', x=x)['y'] + submit('one', x=x).result()['y']\n"
+    )
+    with running(tmp_path / "app.py", transport=transport, logs_errors=True) as server:
+        (warning,) = [line for line in server.log if "calls the model" in line]
+    assert "app.py:4 calls the model 'none', which this server does not have; it has one" in warning

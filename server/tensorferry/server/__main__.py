@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.metadata import version
 
 from tensorferry.server.system import malloc
@@ -33,7 +34,12 @@ _COMMANDS = {
 
 def _usage() -> str:
     commands = "\n".join(f"  {name:<10}{description}" for name, (_, _, description) in _COMMANDS.items())
-    return f"usage: tensorferry [--version] COMMAND ...\n\n{commands}\n\ntensorferry COMMAND --help describes a command."
+    return f"usage: tensorferry [--version] COMMAND ...\n\n{commands}\n\ntensorferry COMMAND --help, or tensorferry help COMMAND, describes a command."
+
+
+def _unknown(command: str) -> str:
+    near = get_close_matches(command, _COMMANDS, 1)
+    return f"unknown command {command!r}{f'; did you mean {near[0]}?' if near else ''}\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,15 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["--version"]:
+    if arguments[:1] in (["--version"], ["-V"], ["version"]):
         print(f"tensorferry {version('tensorferry')}")
         return 0
-    if arguments[:1] in (["--help"], ["-h"]):
+    if arguments[:1] == ["help"] and len(arguments) > 1:
+        arguments = [arguments[1], "--help"]
+    if arguments[:1] in (["--help"], ["-h"], ["help"]):
         print(_usage())
         return 0
     if not arguments or arguments[0] not in _COMMANDS:
-        error = f"unknown command {arguments[0]!r}\n" if arguments else ""
-        print(error + _usage(), file=sys.stderr)
+        print((_unknown(arguments[0]) if arguments else "") + _usage(), file=sys.stderr)
         return 2
     module, function, _ = _COMMANDS[arguments[0]]
     if arguments[0] == "serve":

@@ -38,7 +38,7 @@ from tensorferry.server.models.lifecycle.idle_layouts import IdleLayouts
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
-from tensorferry.server.models.repository.declared_sources import declared_sources
+from tensorferry.server.models.repository.declared_sources import declared_sources, warn_of_unknown_calls
 from tensorferry.server.models.repository.embedding_sources import embedding_sources
 from tensorferry.server.models.repository.fetched_sources import fetched_sources, open_repository
 from tensorferry.server.models.repository.repository_control import RepositoryController
@@ -329,6 +329,7 @@ class App:
             )
             for warning in unserved_tables(config, served):
                 _log.warning("%s", warning)
+            warn_of_unknown_calls(sources, {model.name for model in models})
 
     def _announce_shutdown(self) -> None:
         """Report NOT_SERVING and close the port of gRPC, but serve every call, for --drain-delay-seconds."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -134,6 +135,10 @@ class PipelineModel:
 
 
 Declaration = FunctionModel | OnnxModel | PipelineModel
+
+
+# Where `pipeline` adds what it makes, if it is set: while a server imports a file, which may forget to bind some to a name.
+MADE_PIPELINES: ContextVar[list[PipelineModel] | None] = ContextVar("MADE_PIPELINES", default=None)
 
 
 @overload
@@ -346,7 +351,10 @@ def pipeline(
     if task is None and (labels or served_as):
         raise DeclarationError(f"pipeline {name!r} has labels or served_as without a task; give `task`")
     of_text = None if task is None else TextTask(task, tuple(labels), tuple(served_as))
-    return PipelineModel(name, tuple(declared), None if outputs is None else tuple(outputs), of_text)
+    made = PipelineModel(name, tuple(declared), None if outputs is None else tuple(outputs), of_text)
+    if (record := MADE_PIPELINES.get()) is not None:
+        record.append(made)
+    return made
 
 
 def _check_name(name: str) -> None:
@@ -416,6 +424,10 @@ def _check_streams(declared: FunctionModel, what: str) -> None:
         if yields:
             raise DeclarationError(
                 f"{what} yields, but is not declared with streams=True; declare that, or return the outputs"
+            )
+        if inspect.iscoroutinefunction(called):
+            raise DeclarationError(
+                f"{what} is an `async def`, which returns no outputs before it is awaited; write `def`"
             )
         return
     if inspect.iscoroutinefunction(called):

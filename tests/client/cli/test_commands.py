@@ -73,8 +73,8 @@ def test_ready_returns_the_exit_status(server: ScriptedServer, capsys: Output) -
     assert commands.ready(["--target", server.target, "--timeout", "30"]) == 1
     assert commands.ready(["--target", "127.0.0.1:1", "--timeout", "30"]) == 1
     assert capsys.readouterr().err.splitlines() == [
-        f"tensorferry ready: {server.target}: UNAVAILABLE: not reachable or not ready",
-        "tensorferry ready: 127.0.0.1:1: UNAVAILABLE: not reachable or not ready",
+        f"tensorferry ready: {server.target}: UNAVAILABLE: the server runs, but is not ready: tensorferry models shows its models",
+        "tensorferry ready: 127.0.0.1:1: UNAVAILABLE: no server answers; is `tensorferry serve` running there?",
     ]
 
 

@@ -58,6 +58,23 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"tensorferry {version('tensorferry')}\n"
 
 
+@pytest.mark.parametrize("argv", [["-V"], ["--version"], ["version"]])
+def test_the_version(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(argv) == 0
+    assert capsys.readouterr().out == f"tensorferry {metadata.version('tensorferry')}\n"
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["help"], ["-h"], ["--help"]):
+        assert command.main(argv) == 0
+        assert capsys.readouterr().out.startswith("usage: tensorferry [--version] COMMAND")
+    with pytest.raises(SystemExit, match="0"):
+        command.main(["help", "ready"])
+    assert capsys.readouterr().out.startswith("usage: tensorferry ready")
+    assert command.main(["help", "rady"]) == 2
+    assert "unknown command 'rady'; did you mean ready?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("argv", "message"), [([], "usage:"), (["fly"], "unknown command 'fly'\nusage:")])
 def test_an_unknown_subcommand_is_an_error(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]

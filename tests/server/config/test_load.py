@@ -246,6 +246,22 @@ def test_a_model_without_a_path_is_an_error(text: str) -> None:
         model_source(text)
 
 
+def test_a_directory_is_no_model_and_the_error_says_what_it_has(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a directory; give path.onnx or path.py"):
+        model_source(str(tmp_path))
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").touch()
+    with pytest.raises(ConfigError, match=f"it has the models m; give --model-repository {tmp_path}"):
+        model_source(str(tmp_path))
+    with pytest.raises(ConfigError, match=f"a model of a repository; give --model-repository {tmp_path}"):
+        model_source(str(tmp_path / "m"))
+    for number in range(5):
+        (tmp_path / "m" / f"{number}.onnx").touch()
+    (tmp_path / "m" / "1" / "model.onnx").unlink()
+    with pytest.raises(ConfigError, match=r"it has .*/0.onnx, .*/1.onnx, .*/2.onnx and 2 more; name a file"):
+        model_source(str(tmp_path / "m"))
+
+
 def test_two_models_with_one_name_are_an_error() -> None:
     with pytest.raises(ConfigError, match=r"two models are named 'm'; rename one of them by name=path\.onnx"):
         load(models=["a/m.onnx", "n=n.onnx", "b/m.onnx"])

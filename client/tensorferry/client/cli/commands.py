@@ -26,8 +26,16 @@ def ready(argv: Sequence[str]) -> int:
     arguments = parser.parse(argv)
 
     def run(client: InferenceClient) -> None:
-        if not client.is_ready(timeout=arguments.timeout):
-            raise Unavailable(grpc.StatusCode.UNAVAILABLE, "not reachable or not ready")
+        if client.is_ready(timeout=arguments.timeout):
+            return
+        if client.is_live(timeout=arguments.timeout):
+            raise Unavailable(
+                grpc.StatusCode.UNAVAILABLE,
+                "the server runs, but is not ready: tensorferry models shows its models",
+            )
+        raise Unavailable(
+            grpc.StatusCode.UNAVAILABLE, "no server answers; is `tensorferry serve` running there?"
+        )
 
     return call_server(parser, arguments, run)
 

@@ -15,7 +15,7 @@ from tensorferry.client.connection.bearer import bearer
 from tensorferry.client.connection.channel import CallMetadata, Tls, call_metadata
 from tensorferry.client.connection.deadline import seconds_of
 from tensorferry.client.connection.target import TARGET_VARIABLE, check_target, default_targets
-from tensorferry.client.errors import InferenceError, InvalidInput
+from tensorferry.client.errors import InferenceError, InvalidInput, Unavailable
 from tensorferry.client.messages.printable import one_line
 from tensorferry.client.threads.client import InferenceClient
 
@@ -148,12 +148,24 @@ def call_server(
     except InvalidInput as error:
         parser.error(str(error))
     except InferenceError as error:
-        print(f"{parser.prog}: {','.join(connection.targets)}: {one_line(str(error))}", file=sys.stderr)
+        text = f"{','.join(connection.targets)}: {one_line(str(error))}{_hint(error, connection)}"
+        print(f"{parser.prog}: {text}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"{parser.prog}: {one_line(str(error))}", file=sys.stderr)
         return 1
     return 0
+
+
+def _hint(error: InferenceError, connection: ServerConnection) -> str:
+    """Return what to look at if a call has reached no server that speaks the protocol."""
+    if not isinstance(error, Unavailable):
+        return ""
+    if "Connection refused" in error.message:
+        return "; is `tensorferry serve` running there?"
+    if not connection.tls and any(text in error.message for text in ("Socket closed", "recvmsg", "GOAWAY")):
+        return "; if the server has TLS, give --tls or --ca-file"
+    return ""
 
 
 def _token(parser: CommandParser, file: str | None) -> str | None:

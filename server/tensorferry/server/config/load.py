@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.server.config.checks import check
+from tensorferry.server.config.directory_advice import advice_for
 from tensorferry.server.config.file_values import take_text
 from tensorferry.server.config.flags import REPLACED, nearest, refuse_replaced
 from tensorferry.server.config.model_tables import read_tables
@@ -46,6 +47,11 @@ def model_source(text: str) -> ModelSource:
     if not NAME.fullmatch(name):
         raise ConfigError(
             f"MODEL is {text!r}, and its name {name!r} is not allowed: {NAME_RULE}; choose one by name=path.onnx"
+        )
+    if Path(path).is_dir():
+        advice = advice_for(Path(path), serves=True)
+        raise ConfigError(
+            f"MODEL is {text!r}, a directory{f': {advice}' if advice else '; give path.onnx or path.py'}"
         )
     return ModelSource(name, Path(path))
 

@@ -146,3 +146,20 @@ def test_neighbours_are_imported_from_their_source(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("__pycache__"))
     assert "parts" not in sys.modules
     assert str(tmp_path) not in sys.path
+
+
+def test_a_pipeline_that_is_bound_to_no_name_is_warned_of(
+    app: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app.write_text(DECLARE % ("", "one") + "pipeline('lost', one)\n_kept = pipeline('kept', one)\n")
+    import_app(app)
+    (warning,) = [record.message for record in caplog.records]
+    assert warning.startswith(f"{app}: pipeline 'lost' is bound to no name of the module")
+
+
+def test_a_wrong_declaration_is_told_with_its_line_and_without_a_traceback(app: Path) -> None:
+    app.write_text("\n" + (DECLARE % ("", "one")).replace("def", "async def"))
+    with pytest.raises(StartError) as caught:
+        import_app(app)
+    assert str(caught.value).startswith(f"{app}:3: model 'one' is an `async def`")
+    assert "Traceback" not in str(caught.value)

@@ -66,6 +66,16 @@ def stages(*steps: StepBinding, outputs: list[str] | None = None) -> list[str]:
 A = step("a", ["x"], ["y"])
 
 
+def test_an_input_of_clients_beside_an_unread_output_is_said_to_be_one() -> None:
+    other = step("b", ["why"], ["z"], reads={"why": "why"})
+    assert [each.name for each in plan_pipeline("p", [A, other], None).signature.inputs] == ["x", "why"]
+    another_type = step("b", {"why": ("", 4)}, ["z"])
+    assert [each.name for each in plan_pipeline("p", [A, another_type], None).signature.inputs] == [
+        "x",
+        "why",
+    ]
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -132,6 +142,7 @@ def test_inputs_without_rows_are_shared() -> None:
         ([step("one", [], ["x"]), step("b", ["x"], ["y"])], None, "has no inputs; its first step must read one"),
         ([A], ["q"], "has the output 'q', which no step gives; they give y"),
         ([A, step("b", ["x"], ["unused"], batch=8)], ["y"], "nothing reads the outputs of step 'b', unused"),
+        ([A, step("b", ["why"], ["z"])], None, r"step 'b' reads 'why', .* nothing reads 'y' of step 'a'.* inputs=\{'why': 'y'\}"),
         ([A, step("b", {"y": ("", 4)}, ["z"])], None, r"tensor 'y': step 'a' gives FP32\[-1\], but step 'b' takes FP32\[-1, 4\]"),
     ],
 )  # fmt: skip

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from tensorferry.server.models.config_pbtxt.ensembles import is_ensemble, named_
 from tensorferry.server.python.functions.app_file import import_alone, import_app
 from tensorferry.serving import PipelineModel
 
+_log = logging.getLogger("tensorferry.server")
+
+# The functions that call a model.
+_CALLS = ("infer", "submit")
 # The class that a model of Triton's Python backend has.
 _TRITON_CLASS = "TritonPythonModel"
 
@@ -32,6 +37,32 @@ def declared_sources(sources: Sequence[ModelSource]) -> Sequence[ModelSource]:
                     f"two models are named {one.name!r}, in {other.path} and {one.path}; rename one of them"
                 )
     return _in_order(found)
+
+
+def warn_of_unknown_calls(sources: Sequence[ModelSource], known: Collection[str]) -> None:
+    """Log the calls of models, by names in the code of Python files, that are not among those that the server has."""
+    for path in dict.fromkeys(source.path for source in sources if source.path.suffix == PYTHON_SUFFIX):
+        for name, line in _calls_in(path):
+            if name not in known:
+                _log.warning(
+                    "%s:%d calls the model %r, which this server does not have; it has %s",
+                    *(path, line, name, ", ".join(sorted(known))),
+                )
+
+
+def _calls_in(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield the name of the model and the line of each call whose name is written in it."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        called, first = node.func, node.args[0]
+        function = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
+        if function in _CALLS and isinstance(first, ast.Constant) and isinstance(first.value, str):
+            yield first.value, node.lineno
 
 
 def declared_source(source: ModelSource) -> ModelSource:

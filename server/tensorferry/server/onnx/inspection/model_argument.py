@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from tensorferry.server.config.directory_advice import advice_for
 from tensorferry.server.config.load import load_config, model_source, models_in
 from tensorferry.server.config.option import Option
 from tensorferry.server.config.server_config import OPTIONS, PYTHON_SUFFIX, ModelSource, ServerConfig
@@ -54,7 +55,12 @@ def find_model(
 def source_in(directory: Path) -> ModelSource:
     """Return the highest served version in a model's directory; StartError if there is none."""
     home = Path(os.path.abspath(directory))
-    versions = Repository([home.parent]).versions(home.name)
+    try:
+        versions = Repository([home.parent]).versions(home.name)
+    except StartError:
+        if advice := advice_for(directory):
+            raise StartError(f"{directory} is no model: {advice}") from None
+        raise
     if not versions:
         raise StartError(f"{directory} is named {home.name!r}, which is not a valid model name: rename it")
     return versions[-1].source

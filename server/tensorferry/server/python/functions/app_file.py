@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -15,12 +16,16 @@ from importlib.machinery import (
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import count
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
 from tensorferry.server.errors import StartError
 from tensorferry.server.python.functions.failure import traceback_text
-from tensorferry.serving import Declaration, FunctionModel, OnnxModel, PipelineModel
+from tensorferry.serving import Declaration, DeclarationError, FunctionModel, OnnxModel, PipelineModel
+from tensorferry.serving.declarations import MADE_PIPELINES
+
+_log = logging.getLogger("tensorferry.server")
 
 
 def import_alone(path: Path) -> dict[str, Declaration]:
@@ -54,10 +59,20 @@ def import_app(path: Path) -> dict[str, Declaration]:
     the first in `sys.path`, so it can import its neighbours. StartError, with the traceback that Python would print, if the
     file fails; StartError too if it declares no model, or two of the same name.
     """
-    module = _import(path.absolute())
+    made: list[PipelineModel] = []
+    token = MADE_PIPELINES.set(made)
+    try:
+        module = _import(path.absolute())
+    finally:
+        MADE_PIPELINES.reset(token)
+    bound = {id(value) for value in vars(module).values()}
+    for pipeline in made:
+        if id(pipeline) not in bound:
+            text = "%s: pipeline %r is bound to no name of the module, so it is not served; write NAME = pipeline(...)"
+            _log.warning(text, path, pipeline.name)
     declared: dict[str, Declaration] = {}
-    for bound, value in vars(module).items():
-        if bound.startswith("_") or not isinstance(value, (FunctionModel, OnnxModel, PipelineModel)):
+    for own, value in vars(module).items():
+        if own.startswith("_") or not isinstance(value, (FunctionModel, OnnxModel, PipelineModel)):
             continue
         if declared.setdefault(value.name, value) is not value:
             raise StartError(
@@ -121,6 +136,12 @@ def _import(path: Path) -> ModuleType:
             raise
         if isinstance(error, OSError) and error.filename == str(path):
             raise StartError(f"{path}: {error.strerror}") from None
+        if isinstance(error, DeclarationError):
+            lines = [
+                line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)
+            ]
+            where = f"{path}:{lines[-1]}" if lines else str(path)
+            raise StartError(f"{where}: {error}") from None
         raise StartError(f"{path} cannot be imported:\n{traceback_text(error)}") from None
     return module
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tensorferry.server.errors import NotReadyError, StartError, truncate
+from tensorferry.server.observability.logs.log_format import EXCEPTION
 from tensorferry.server.onnx.batching.random_rows import distinct_rows, rows_of
 from tensorferry.server.onnx.batching.row_kinds import Row, batch_of_rows
 from tensorferry.server.processes.functions.errors import FunctionRaised
@@ -95,7 +96,7 @@ def _checked(declared: FunctionModel, signature: Signature, calls: _Calls, most:
         if declared.example is not None:
             raise StartError(f"model {declared.name!r} raised on its own example:\n{calls.failure.details}")
         why = f"raised {calls.failure.reason} in its trial run on random input"
-        calls.log_unchecked(logging.WARNING, why, "give @model(example=...)")
+        calls.log_unchecked(logging.WARNING, why, "give @model(example=...)", calls.failure.details)
         return LoadCheck()
     if most < 2:
         calls.run(sample[0], 1)
@@ -205,15 +206,19 @@ class _Calls:
         one = self.seconds.get(1, float("inf"))
         return {rows: min(took, rows * one) for rows, took in sorted(self.seconds.items())}
 
-    def log_unchecked(self, level: int, why: str, remedy: str) -> None:
-        """Log that the function was not checked, or its rows were not compared. `why` follows the model's name."""
+    def log_unchecked(self, level: int, why: str, remedy: str, details: str = "") -> None:
+        """Log that the function was not checked, or its rows were not compared. `why` follows the model's name.
+
+        `details` is a traceback, which may tell an error of the function.
+        """
         _log.log(
-            level if self._compares else logging.INFO,
+            level if self._compares or details else logging.INFO,
             "model %s %s:%s its outputs are checked when it answers requests%s",
             self.name,
             why,
             " its rows were not compared, so it is batched as declared, and" if self._compares else "",
             f"; {remedy} to check it at load" if remedy else "",
+            extra={EXCEPTION: details} if details else None,
         )
 
 

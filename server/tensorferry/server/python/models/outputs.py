@@ -86,6 +86,8 @@ class DeclaredOutputs:
         }
 
     def _by_spec(self, result: Any) -> Sequence[Any]:
+        if result is None:
+            raise WrongOutputs("it returned None: add `return` with its outputs")
         if isinstance(result, Mapping):
             if result.keys() != set(self._names):
                 raise WrongOutputs(

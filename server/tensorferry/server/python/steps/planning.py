@@ -32,6 +32,8 @@ class StepBinding:
     outputs: Mapping[str, str]
     step: LoadedStep | None = None
     used: ModelReference | None = None
+    # The inputs whose tensor the declaration does not name.
+    unnamed: frozenset[str] = frozenset()
 
     @property
     def has_own_names(self) -> bool:
@@ -97,6 +99,7 @@ def place(
         {tensor: outputs.get(tensor, tensor) for tensor in own["output"]},
         step,
         used,
+        frozenset(own["input"]) - inputs.keys(),
     )
 
 
@@ -200,6 +203,7 @@ def _signature(name: str, steps: Sequence[StepBinding], outputs: Sequence[str]) 
                 inputs[tensor] = replace(inputs[tensor], most_bytes=min(bounds, default=0))
             else:
                 inputs[tensor] = replace(spec, name=tensor, optional=False)
+    _check_names(name, steps, {*outputs}, given)
     for tensor in outputs:
         if tensor not in given:
             raise StartError(
@@ -211,16 +215,41 @@ def _signature(name: str, steps: Sequence[StepBinding], outputs: Sequence[str]) 
     return Signature(tuple(inputs.values()), tuple(given[tensor] for tensor in outputs))
 
 
+def _check_names(
+    name: str, steps: Sequence[StepBinding], outputs: Set[str], given: Mapping[str, TensorSpec]
+) -> None:
+    """Raise StartError if a later step reads what no step gives, while nothing reads an earlier output that it could mean."""
+    read = {tensor for step in steps for tensor in step.inputs.values()} | outputs
+    unread: dict[str, str] = {}
+    for step in steps:
+        for spec in step.signature.inputs if unread else ():
+            tensor = step.inputs[spec.name]
+            if tensor in given or spec.name not in step.unnamed:
+                continue
+            for other, giver in unread.items():
+                if _fit(given[other], spec):
+                    raise StartError(
+                        f"pipeline {name!r}: step {step.name!r} reads {tensor!r}, which no step gives, and nothing reads {other!r} of step "
+                        f"{giver!r}. If it means that, write step({step.name}, inputs={{{spec.name!r}: {other!r}}}); if clients "
+                        f"shall give it, write inputs={{{spec.name!r}: {tensor!r}}}"
+                    )
+        unread.update({tensor: step.name for tensor in step.outputs.values() if tensor not in read})
+
+
+def _fit(one: TensorSpec, other: TensorSpec) -> bool:
+    fits = one.datatype == other.datatype and one.binary == other.binary
+    if not fits or one.any_rank or other.any_rank:
+        return fits
+    return len(one.dims) == len(other.dims) and all(
+        a == b or not isinstance(a, int) or not isinstance(b, int)
+        for a, b in zip(one.dims, other.dims, strict=True)
+    )
+
+
 def _check_fit(
     pipeline: str, tensor: str, gives: str, one: TensorSpec, takes: str, other: TensorSpec
 ) -> None:
-    fits = one.datatype == other.datatype and one.binary == other.binary
-    if fits and not one.any_rank and not other.any_rank:
-        fits = len(one.dims) == len(other.dims) and all(
-            a == b or not isinstance(a, int) or not isinstance(b, int)
-            for a, b in zip(one.dims, other.dims, strict=True)
-        )
-    if not fits:
+    if not _fit(one, other):
         raise StartError(
             f"pipeline {pipeline!r}, tensor {tensor!r}: {gives} {_type(one)}, but {takes} {_type(other)}; put a step between "
             "that converts it"

@@ -1,0 +1,33 @@
+"""What to do with a directory that was given in place of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+# As many are named.
+_MOST = 3
+
+
+def advice_for(directory: Path, *, serves: bool = False) -> str:
+    """Return which models a directory has, and how to name them, for `tensorferry serve` if it `serves`; "" if it has none."""
+    if _versions(directory):
+        return f"it is a model of a repository; give --model-repository {directory.parent}"
+    if models := sorted(home for home in directory.iterdir() if home.is_dir() and _versions(home)):
+        cure = f"give --model-repository {directory}" if serves else f"name one, such as {models[0]}"
+        return f"it has the models {_some([home.name for home in models])}; {cure}"
+    if files := sorted([*directory.glob("*.onnx"), *directory.glob("*/*.onnx")]):
+        return f"it has {_some([str(file) for file in files])}; name a file"
+    return ""
+
+
+def _versions(home: Path) -> bool:
+    return any(
+        version.name.isdecimal() and (any(version.glob("*.onnx")) or (version / "model.py").is_file())
+        for version in home.iterdir()
+        if version.is_dir()
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
