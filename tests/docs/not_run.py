@@ -19,6 +19,10 @@ COMMANDS: dict[tuple[str, str], str] = {
     ("docs/guides/clients.md", "tests/wire/perf_analyzer.sh"): TOOLS,
     ("docs/guides/clients.md", "LD_LIBRARY_PATH="): TOOLS,
     (
+        "docs/guides/load_testing.md",
+        "tensorferry bench 127.0.0.1:8001 digits --find-rate",
+    ): "it takes a minute; test_bench.py runs a short one",
+    (
         "docs/guides/kubernetes.md",
         "docker ",
     ): "it needs Docker and a registry; test_kubernetes_page.py checks the Dockerfile and the folders",

@@ -165,7 +165,7 @@ def _read(settings: _Settings) -> Tokenizer:
         from tokenizers import Tokenizer
     except ImportError:
         raise DeclarationError(
-            f"tokenizer {settings.name!r} needs the package tokenizers; install it: pip install 'tensorferry[text]'"
+            f"tokenizer {settings.name!r} needs the package tokenizers; install it: pip install tokenizers"
         ) from None
     if settings.address:
         raise DeclarationError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -100,7 +101,7 @@ def test_progress_on_a_terminal_failures_with_the_first_message_and_hidden_heade
 
     server.servicer.infer = infer
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    words = ["--concurrency", "1", "--warmup", "0", "--header", "X-Secret=hidden"]
+    words = ["--concurrency", "1", "--warmup", "0", "--header", "X-Secret=hidden", "--assert", "errors<60%"]
     results = run(server, tmp_path, *words)
     for method in ("ModelInfer", "ModelStatistics"):
         assert server.metadata_of(method)["x-secret"] == "hidden"
@@ -115,6 +116,39 @@ def test_progress_on_a_terminal_failures_with_the_first_message_and_hidden_heade
     (progress,) = told.err.splitlines()
     assert progress.startswith("1 in flight, 1 of 1: ")
     assert "per second, p50 " in progress
+
+
+def test_conditions_decide_the_exit_code(server: ScriptedServer, tmp_path: Path, capsys: Output) -> None:
+    numbers = iter(range(1_000_000))
+
+    def infer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        if next(numbers) % 100 == 99:
+            context.abort(grpc.StatusCode.INTERNAL, "now and then")
+        return echo(request)
+
+    server.servicer.infer = infer
+    words = ["--target", server.target, "row", *SHORT, "--concurrency", "2"]
+    table = tmp_path / "results.csv"
+    assert bench.main([*words, "--assert", "errors<50%", "--assert", "p99<60s", "--csv", str(table)]) == 0
+    head, line = table.read_text().splitlines()
+    assert head.startswith("concurrency,rate,seconds,answered,failed")
+    assert line.startswith("2,,")
+    capsys.readouterr()
+    assert bench.main([*words, "--assert", "p50<1us", "--assert", "rate>1"]) == 1
+    assert re.fullmatch(
+        r"tensorferry bench: 2 in flight: p50<1us is not met: it is .*s\n", capsys.readouterr().err
+    )
+    assert bench.main(words) == 1
+    assert "requests failed; --assert errors<1% allows some" in capsys.readouterr().err
+
+
+def test_the_largest_rate_with_a_condition(server: ScriptedServer, capsys: Output) -> None:
+    words = [server.target, "row", *SHORT, "--processes", "1"]
+    assert bench.main([*words, "--find-rate", "p99<60s"]) in (0, 1)
+    found = capsys.readouterr().out
+    assert "largest rate with p99<60s: " in found or "no rate met p99<60s" in found
+    assert bench.main([*words, "--find-rate", "p50<0us"]) == 1
+    assert "no rate met p50<0us; the lowest that was tried is" in capsys.readouterr().out
 
 
 def test_a_request_that_the_server_refuses_is_one_line(server: ScriptedServer, capsys: Output) -> None:

@@ -54,6 +54,9 @@ def test_a_refused_model_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFix
     )
     assert "measured  nothing: --no-measure" in lines
     assert printed.err == ""
+    assert inspect.main([str(path), "--no-measure", "--device", "cpu", "--fail-if-unbatched"]) == 3
+    batched = small.twice(tmp_path / "batched.onnx")
+    assert inspect.main([str(batched), "--no-measure", "--device", "cpu", "--fail-if-unbatched"]) == 0
 
 
 def test_models_that_cannot_be_loaded_do_not_keep_others_from_being_printed(

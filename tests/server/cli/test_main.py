@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib import metadata
 from importlib.metadata import version
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from tensorferry.server import __main__ as command
+from tensorferry.server.system import install_command as module_of_command
 from tensorferry.server.system import installed_versions
+from tensorferry.server.system.install_command import install_command
 
 
 @pytest.fixture
@@ -90,9 +93,27 @@ def test_a_missing_package_is_reported_with_what_to_install(
 ) -> None:
     monkeypatch.setitem(command._COMMANDS, "try", ("no_such_package.at_all", "run", ""))
     assert command.main(["try"]) == 1
-    assert "tensorferry try: the package no_such_package is missing; pip install 'tensorferry[cpu]'" in (
-        capsys.readouterr().err
-    )
+    expected = f"tensorferry try: the package no_such_package is missing; {install_command('cpu')}"
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        (None, "pip install 'tensorferry[gpu]'"),
+        ("https://example.com/tensorferry.whl", "pip install 'tensorferry[gpu]'"),
+        ("file:///home/a%20b/tensorferry", "pip install '/home/a b/tensorferry[gpu]'"),
+    ],
+)
+def test_an_extra_is_installed_from_where_the_package_came(
+    url: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            return None if url is None else json.dumps({"url": url, "dir_info": {}})
+
+    monkeypatch.setattr(module_of_command, "distribution", lambda name: Installed())
+    assert install_command("gpu") == expected
 
 
 @pytest.mark.parametrize(("version", "works"), [("4.25.8", False), ("5.29", True)])

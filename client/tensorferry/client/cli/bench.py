@@ -28,6 +28,7 @@ from tensorferry.client.connection.target import TARGET_VARIABLE
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.load import result_file, tables
 from tensorferry.client.load.comparison import compare
+from tensorferry.client.load.conditions import Condition, condition, find_rate, meets
 from tensorferry.client.load.records import Plan, Target
 from tensorferry.client.load.report import write_report
 from tensorferry.client.load.requests import RequestMaker
@@ -45,6 +46,10 @@ from tensorferry.protos import inference_pb2_grpc, tensors
 from tensorferry.protos.tensors import Array
 
 _INTERRUPTED = 130
+# Requests in flight by which the capacity is measured.
+_CAPACITY_IN_FLIGHT = 64
+# What holds unless other conditions are given.
+_NO_ERRORS = condition("errors<0%")
 # Time for calls beside the load: metadata, and the first request, whose model may be cold.
 _CALL_SECONDS = 60.0
 
@@ -68,6 +73,10 @@ def main(argv: Sequence[str]) -> int:
     """Run the test; return 0, 1 after one line on stderr, or 130 after Ctrl-C with the steps so far."""
     parser = bench_parser()
     arguments = parser.parse(argv)
+    if arguments.target_flag is not None:
+        if arguments.target is not None:
+            parser.error("argument --target: not allowed with TARGET: give one of them")
+        arguments.target = arguments.target_flag
     mode = mode_of(parser, arguments)
     arguments.input = read_inputs(parser, arguments.input)
     arguments.shape = unique(parser, "--shape", arguments.shape)
@@ -77,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"{TARGET_VARIABLE} names {len(connection.targets)} servers: give one TARGET to measure")
     other = _other(parser, arguments.compare)
     plan, steps = _plan(parser, arguments, mode)
-    for option, path in (("--json", arguments.json), ("--html", arguments.html)):
+    for option, path in (("--json", arguments.json), ("--html", arguments.html), ("--csv", arguments.csv)):
         if path is not None and not path.absolute().parent.is_dir():
             parser.error(f"argument {option}: {str(path.parent)!r} is no directory: make it first")
     address, metadata = connection.targets[0], connection.metadata
@@ -107,7 +116,11 @@ def _other(parser: CommandParser, path: Path | None) -> Document | None:
 
 
 def _plan(parser: CommandParser, arguments: argparse.Namespace, mode: str) -> tuple[Plan, tuple[Step, ...]]:
-    steps: tuple[Step, ...] = getattr(arguments, mode) if mode != "trace" else (Step(),)
+    if mode == "find_rate":
+        # The capacity, which bounds the search.
+        steps: tuple[Step, ...] = (Step(concurrency=_CAPACITY_IN_FLIGHT),)
+    else:
+        steps = getattr(arguments, mode) if mode != "trace" else (Step(),)
     warmup, duration = arguments.warmup, arguments.duration
     trace: tuple[Arrival, ...] = ()
     if mode == "trace":
@@ -188,29 +201,68 @@ def _bench(
         "client_python": platform.python_version(),
         "client_grpcio": grpc.__version__,
     }
-    results, interrupted = _run(plan, steps, target, bodies, reader)
+    results, interrupted = _run(plan, steps, target, bodies, reader, arguments.find_rate)
     if not results:
         print("tensorferry bench: interrupted before the first step had ended", file=sys.stderr)
         return _INTERRUPTED
     contents = result_file.document(about, results)
     lines = tables.table(results, plan.rows)
+    if arguments.find_rate is not None:
+        lines.append(_found(results, arguments.find_rate))
     if reader.missing:
         lines.append(f"no figures of the server's side: {tables.plain(reader.missing)}")
     lines += tables.errors_and_warnings(results)
     if other is not None:
         differences = compare(results, result_file.steps_of(other))
         lines += ["", *tables.comparison_table(differences, str(arguments.compare))]
-    print("\n".join(lines))
+    # Before the table, because its reader may end first, as `head` does.
     if arguments.json is not None:
         result_file.write(arguments.json, contents)
+    if arguments.csv is not None:
+        result_file.write_csv(arguments.csv, contents)
     if arguments.html is not None:
         write_report(arguments.html, contents, other, str(arguments.compare or ""))
+    print("\n".join(lines))
     if interrupted:
         return _INTERRUPTED
     if not any(result.answered for result in results):
         print("tensorferry bench: no request was answered", file=sys.stderr)
         return 1
-    return 0
+    if arguments.find_rate is not None and not arguments.conditions:
+        return 0 if any(meets(result, arguments.find_rate) for result in results) else 1
+    return _check(results, arguments.conditions or [_NO_ERRORS])
+
+
+def _check(results: Sequence[StepResult], conditions: Sequence[Condition]) -> int:
+    """Return 1, after a line on stderr for each load that does not meet a condition, else 0."""
+    code = 0
+    for result in results:
+        for wanted in conditions:
+            # None fails: `errors<0%` would never hold.
+            if not (wanted.holds(result) or (wanted is _NO_ERRORS and not result.failed)):
+                code = 1
+                print(f"tensorferry bench: {result.step.label}: {_shown(wanted, result)}", file=sys.stderr)
+    return code
+
+
+def _shown(wanted: Condition, result: StepResult) -> str:
+    if wanted is _NO_ERRORS:
+        return f"{result.failed:,} of {result.answered + result.failed:,} requests failed; --assert errors<1% allows some"
+    value = wanted.value(result)
+    if value is None:
+        return f"{wanted.text} is not met: no request was answered"
+    unit = "%" if wanted.figure == "errors" else "/s"
+    text = f"{value * 100 if unit == '%' else value:.4g}{unit}"
+    if wanted.figure not in ("errors", "rate"):
+        text = tables.seconds_text(value)
+    return f"{wanted.text} is not met: it is {text}"
+
+
+def _found(results: Sequence[StepResult], wanted: Condition) -> str:
+    good = [result for result in results if meets(result, wanted)]
+    if not good:
+        return f"no rate met {wanted.text}; the lowest that was tried is {tables.number_text(results[0].step.rate or 0.0)} per second"
+    return f"largest rate with {wanted.text}: {tables.number_text(good[-1].step.rate or 0.0)} per second"
 
 
 def _metadata(server: _Server, model: str, model_version: str, arrays: Mapping[str, Array]) -> ModelMetadata:
@@ -250,8 +302,12 @@ def _run(
     target: Target,
     bodies: Mapping[int, Sequence[bytes]],
     reader: StatisticsReader,
+    find: Condition | None,
 ) -> tuple[list[StepResult], bool]:
-    """Run the steps; return their results, and whether Ctrl-C ended the test before the last."""
+    """Run the steps; return their results, and whether Ctrl-C ended the test before the last.
+
+    With `find`, the only step gives the capacity, and the results are those of the rates that are tried.
+    """
     results: list[StepResult] = []
     live = sys.stderr.isatty()
     seconds = max(1, math.floor(plan.duration))
@@ -263,8 +319,16 @@ def _run(
     try:
         most = max((step.concurrency or plan.processes for step in steps), default=1)
         with LoadProcesses(min(plan.processes, most), target, bodies) as processes:
-            for step in steps:
+
+            def run(step: Step) -> StepResult:
                 results.append(processes.run(plan, step, target.timeout, reader, progress))
+                return results[-1]
+
+            for step in steps:
+                run(step)
+            if find is not None:
+                capacity = results.pop().requests_per_second
+                return find_rate(run, find, capacity), False
     except KeyboardInterrupt:
         return results, True
     return results, False

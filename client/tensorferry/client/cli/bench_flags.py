@@ -14,12 +14,13 @@ from tensorferry.client.cli.infer import parameter
 from tensorferry.client.cli.parser import CommandParser
 from tensorferry.client.cli.server_flags import add_connection_flags, add_version, target_address
 from tensorferry.client.connection.target import TARGET_VARIABLE, default_targets
+from tensorferry.client.load.conditions import BadCondition, Condition, condition
 from tensorferry.client.load.run import default_processes
 from tensorferry.client.load.steps import BadLoad, Step, concurrencies, rates
 from tensorferry.protos.tensors import Array
 
-# The three kinds of load by their flag, as the results name them.
-MODES = {"concurrency": "closed", "rate": "open", "trace": "trace"}
+# The kinds of load by their flag, as the results name them.
+MODES = {"concurrency": "closed", "rate": "open", "trace": "trace", "find_rate": "open"}
 _DEFAULT_CONCURRENCY = "1:64"
 _MOST_SECONDS = 86_400.0
 _MOST_TIMEOUT = 600.0
@@ -30,6 +31,8 @@ _HELP = {
     "--rate": "requests per second, sent whether or not the others are answered (open loop): a number, a list or a "
     "range. Latencies are from the intended time of sending",
     "--trace": 'recorded arrivals to send again: JSON lines {"at": SECONDS, "rows": N}, or the server\'s access log in JSON',
+    "--find-rate": "find the largest rate that meets a condition, such as p99<20ms, by bisection: an open loop, in which nearly "
+    "all requests are answered, and none with an error",
     "--arrivals": "times between the requests of --rate: random (default) or all the same",
     "--duration": "time of each measurement (default: 5, or that of the trace)",
     "--warmup": "time before each measurement, under the same load (default: 1; with --trace 0)",
@@ -46,6 +49,9 @@ _HELP = {
     "--parameter": "request parameter, as for tensorferry infer",
     "--json": "write all results to FILE, for programs and for --compare",
     "--html": "write a report with plots to FILE",
+    "--csv": "write a line for each load to FILE",
+    "--assert": "condition that each load must meet, such as p99<50ms or errors<0.1%%; may be repeated. If one is not met, the "
+    "exit code is 1 (default: no request may fail)",
     "--compare": "file of --json from another test; its figures are shown beside the new ones",
 }
 
@@ -69,7 +75,15 @@ def bench_parser() -> CommandParser:
     _add_load(parser.add_argument_group("load"))
     _add_requests(parser.add_argument_group("requests"))
     _add_output(parser.add_argument_group("output"))
-    add_connection_flags(parser.add_argument_group("server"))
+    server = parser.add_argument_group("server")
+    server.add_argument(
+        "--target",
+        dest="target_flag",
+        metavar="HOST:PORT",
+        type=target_address,
+        help="the same as TARGET, as in the other commands",
+    )
+    add_connection_flags(server)
     return parser
 
 
@@ -78,6 +92,7 @@ def _add_load(load: argparse._ArgumentGroup) -> None:
     add("--concurrency", metavar="N", type=_loads(concurrencies))
     add("--rate", metavar="R", type=_loads(rates))
     add("--trace", metavar="FILE", type=Path)
+    add("--find-rate", metavar="CONDITION", type=_condition)
     add("--arrivals", choices=("poisson", "constant"))
     add("--duration", metavar="SECONDS", type=_seconds(0.1, _MOST_SECONDS))
     add("--warmup", metavar="SECONDS", type=_seconds(0.0, _MOST_SECONDS))
@@ -97,8 +112,17 @@ def _add_requests(requests: argparse._ArgumentGroup) -> None:
 
 
 def _add_output(output: argparse._ArgumentGroup) -> None:
-    for flag in ("--json", "--html", "--compare"):
+    for flag in ("--json", "--html", "--csv", "--compare"):
         _add(output, flag, metavar="FILE", type=Path)
+    _add(
+        output,
+        "--assert",
+        metavar="CONDITION",
+        action="append",
+        type=_condition,
+        default=[],
+        dest="conditions",
+    )
 
 
 def _add(group: argparse._ArgumentGroup, flag: str, **options: Any) -> None:
@@ -109,12 +133,13 @@ def mode_of(parser: CommandParser, arguments: argparse.Namespace) -> str:
     """Return which of --concurrency, --rate and --trace is used; exit with 2 if it is more than one."""
     given = [mode for mode in MODES if getattr(arguments, mode) is not None]
     if len(given) > 1:
-        parser.error(f"argument --{given[1]}: not allowed with --{given[0]}: give one of them")
+        second, first = (f"--{mode.replace('_', '-')}" for mode in (given[1], given[0]))
+        parser.error(f"argument {second}: not allowed with {first}: give one of them")
     if not given:
         arguments.concurrency = concurrencies(_DEFAULT_CONCURRENCY)
         given = ["concurrency"]
-    if arguments.arrivals is not None and given != ["rate"]:
-        parser.error("argument --arrivals: only allowed with --rate")
+    if arguments.arrivals is not None and given not in (["rate"], ["find_rate"]):
+        parser.error("argument --arrivals: only allowed with --rate and --find-rate")
     return given[0]
 
 
@@ -147,6 +172,13 @@ def _loads(read: Callable[[str], tuple[Step, ...]]) -> Callable[[str], tuple[Ste
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return loads
+
+
+def _condition(text: str) -> Condition:
+    try:
+        return condition(text)
+    except BadCondition as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _seconds(least: float, most: float) -> Callable[[str], float]:

@@ -6,6 +6,7 @@ docs/guides/load_testing.md describes the fields. New versions may add fields wi
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,19 @@ def document(about: Mapping[str, Any], steps: Sequence[StepResult]) -> Document:
 def write(path: Path, contents: Document) -> None:
     """Write the file; raise OSError if that fails."""
     path.write_text(json.dumps(contents, indent=1) + "\n")
+
+
+def write_csv(path: Path, contents: Document) -> None:
+    """Write a line for each step: its load, its figures and its latencies in seconds. OSError if that fails."""
+    columns = ["concurrency", "rate", *_FIGURES]
+    latencies = ["mean", *(name for name, _ in PERCENTILES), "max"]
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*columns, *(f"{name}_seconds" for name in latencies)])
+        for step in contents["steps"]:
+            writer.writerow(
+                [*(step[name] for name in columns), *(step["latency_seconds"][name] for name in latencies)]
+            )
 
 
 def read(path: Path) -> Document:

@@ -24,6 +24,8 @@ from tensorferry.server.onnx.inspection.text_form import text_of
 _PROGRAM = "tensorferry inspect"
 # As shells report a program that SIGINT ends.
 _INTERRUPTED = 130
+# A model of --fail-if-unbatched.
+_UNBATCHED = 3
 _MOST_ROWS = 1 << 20
 
 _T = TypeVar("_T")
@@ -89,6 +91,11 @@ def _parser() -> argparse.ArgumentParser:
     add("models", metavar="MODEL", nargs="+", help=MODEL_HELP)
     add("--config", metavar="FILE", help="TOML file (also TENSORFERRY_CONFIG)")
     add("--json", action="store_true", help="print JSON instead of text")
+    add(
+        "--fail-if-unbatched",
+        action="store_true",
+        help="exit with 3 if a model's requests would not share batches, for checks before a release",
+    )
     add("--no-measure", action="store_true", help="run no batches but those of the batching check")
     add("--sizes", metavar="N,...", type=_SIZES, help=_SIZES_HELP)
     add("--length", metavar="[AXIS=]N", type=_LENGTH, action="append", default=[], help=_LENGTH_HELP)
@@ -100,7 +107,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Return 0 whatever the verdicts, 1 if a model cannot be loaded, 2 for bad options."""
+    """Return 0 whatever the verdicts, 1 if a model cannot be loaded, 2 for bad options.
+
+    With --fail-if-unbatched, return 3 if the requests of a model would not share batches.
+    """
     arguments, flags = read_flags(_parser(), argv, MODEL_OPTIONS)
     # The output has what the loader's warnings say.
     flags["log-level"] = flags["log-level"] or os.environ.get("TENSORFERRY_LOG_LEVEL", "error")
@@ -119,7 +129,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     bounds = [milliseconds / 1e3 for milliseconds in arguments["latency_ms"]]
     printed: list[dict[str, Any]] = []
-    failed = False
+    failed = unbatched = False
     try:
         for argument in arguments["models"]:
             try:
@@ -131,6 +141,7 @@ def main(argv: Sequence[str]) -> int:
                     print(f"{_PROGRAM}: loading {argument} and running batches ...", file=sys.stderr)
                 (source,) = fetched_sources([source], config)
                 for found in inspect_model(source, config, wanted):
+                    unbatched = unbatched or not found.decision.merges
                     if arguments["json"]:
                         printed.append(model_of(argument, found, bounds))
                     else:
@@ -146,4 +157,6 @@ def main(argv: Sequence[str]) -> int:
         return _INTERRUPTED
     if arguments["json"]:
         print(json.dumps(json_of(printed), indent=2))
-    return 1 if failed else 0
+    if failed:
+        return 1
+    return _UNBATCHED if unbatched and arguments["fail_if_unbatched"] else 0

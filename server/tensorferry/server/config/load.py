@@ -158,4 +158,9 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config is {str(file)!r}; it must be a readable TOML file ({error})") from None
     except tomllib.TOMLDecodeError as error:
+        if "Cannot declare ('models'" in str(error):
+            raise ConfigError(
+                f"--config is {str(file)!r}, which has both models = [...] and tables [models.NAME]; give each model a table with "
+                "its path, or name the models on the command line"
+            ) from None
         raise ConfigError(f"--config is {str(file)!r}, which is not valid TOML: {error}") from None

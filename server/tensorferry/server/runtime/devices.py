@@ -13,6 +13,7 @@ from typing import Any
 
 from tensorferry.server.errors import StartError
 from tensorferry.server.runtime.ort import onnxruntime
+from tensorferry.server.system.install_command import install_command
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -112,7 +113,7 @@ def available_devices(wanted: str, device: str) -> AvailableDevices:
 def _why_no_cuda(indices: tuple[int, ...]) -> str | None:
     """Return why these devices (by default the first one) cannot be used; None if they can."""
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        return "the installed onnxruntime has no CUDA provider (pip install 'tensorferry[gpu]' has it)"
+        return f"the installed onnxruntime has no CUDA provider ({install_command('gpu')} has it)"
     count = cuda_device_count()
     for index in indices or (0,):
         if index >= count:

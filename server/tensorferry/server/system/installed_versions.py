@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module, metadata
 from typing import Any
 
+from tensorferry.server.system.install_command import install_command
+
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^\]]*\])?\s*([^;]*)")
 _BOUND = re.compile(r"(>=|<=|<|>|==|!=)\s*([\d.]+)")
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -59,8 +61,8 @@ def imported(command: str, module: str, function: str) -> Any:
         if (error.name or "").startswith("tensorferry"):
             raise
         print(
-            f"tensorferry {command}: the package {error.name} is missing; "
-            "pip install 'tensorferry[cpu]' or 'tensorferry[gpu]' installs what the server needs",
+            f"tensorferry {command}: the package {error.name} is missing; {install_command('cpu')}, or with gpu in place of cpu, "
+            "installs what the server needs",
             file=sys.stderr,
         )
     except Exception:

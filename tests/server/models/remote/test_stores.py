@@ -20,6 +20,7 @@ from tensorferry.server.models.remote.failures import RemoteError, UnreachableEr
 from tensorferry.server.models.remote.model_files import ModelFiles
 from tensorferry.server.models.remote.stores import BucketStore, stores
 from tensorferry.server.models.remote.url import parse_file, parse_repository
+from tensorferry.server.system.install_command import install_command
 
 BODY = bytes(range(256)) * 10
 
@@ -227,9 +228,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     for name in ("huggingface_hub", "s3fs", "gcsfs.core"):
         # As an import finds it if it is not installed.
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(
-        RemoteError, match=rf"is missing, which .* needs: pip install 'tensorferry\[{extra}\]'"
-    ):
+    with pytest.raises(RemoteError, match=f"is missing, which .* needs: {re.escape(install_command(extra))}"):
         fetched(cache, address)
 
 

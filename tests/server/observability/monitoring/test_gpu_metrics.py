@@ -12,6 +12,7 @@ import pytest
 from support.server.nvml import FakeGpu, FakeNvml
 
 from tensorferry.server.runtime.gpu.gpu_readings import GpuReader, GpuStatistics, open_nvml
+from tensorferry.server.system.install_command import install_command
 
 FIRST = "0000:17:00.0"
 SECOND = "0000:b3:00.0"
@@ -78,7 +79,7 @@ def test_unsupported_readings_are_none() -> None:
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        (None, "nvidia-ml-py is not installed (pip install 'tensorferry[gpu]' has it)"),
+        (None, f"nvidia-ml-py is not installed ({install_command('gpu')} has it)"),
         (FakeNvml(starts=False), "NVML does not start (Driver/library version mismatch)"),
     ],
 )

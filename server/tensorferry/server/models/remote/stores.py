@@ -21,6 +21,7 @@ from tensorferry.server.models.remote.failures import (
 )
 from tensorferry.server.models.remote.https import TIMEOUT_SECONDS, HttpsStore, require_https
 from tensorferry.server.models.remote.url import RemoteUrl
+from tensorferry.server.system.install_command import install_command
 
 # Longest list of files of a repository.
 MOST_FILES = 100_000
@@ -199,7 +200,7 @@ def _package(name: str, extra: str, url: RemoteUrl) -> Any:
         module = import_module(name)
     except ModuleNotFoundError as error:
         raise RemoteError(
-            f"{url}: the package {error.name} is missing, which {url.scheme}:// needs: pip install 'tensorferry[{extra}]'"
+            f"{url}: the package {error.name} is missing, which {url.scheme}:// needs: {install_command(extra)}"
         ) from None
     # After the import, which can set levels.
     for logger in _LOGGERS.split():

@@ -12,6 +12,7 @@ from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.observability.tracing.access_log import AccessLog
 from tensorferry.server.observability.tracing.trace import Tracer
+from tensorferry.server.system.install_command import install_command
 
 if TYPE_CHECKING:
     from tensorferry.server.observability.tracing.otel_export import SpanExport
@@ -62,6 +63,6 @@ def _open_export(response_hook: ResponseBurstHook) -> SpanExport:
         if not (error.name or "").startswith("opentelemetry"):
             raise
         raise StartError(
-            f"--otel is given, but {error.name} is not installed: pip install 'tensorferry[otel]'"
+            f"--otel is given, but {error.name} is not installed: {install_command('otel')}"
         ) from None
     return SpanExport(os.environ, version("tensorferry"), response_hook)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorferry.server.runtime.devices import pci_bus_id
+from tensorferry.server.system.install_command import install_command
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -124,7 +125,7 @@ def open_nvml() -> GpuReader | None:
     try:
         import pynvml
     except ImportError:
-        _log.warning("no GPU metrics: nvidia-ml-py is not installed (pip install 'tensorferry[gpu]' has it)")
+        _log.warning("no GPU metrics: nvidia-ml-py is not installed (%s has it)", install_command("gpu"))
         return None
     try:
         pynvml.nvmlInit()

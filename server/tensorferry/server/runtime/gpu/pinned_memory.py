@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from tensorferry.server.errors import StartError
 from tensorferry.server.runtime.gpu import capture_lock
+from tensorferry.server.system.install_command import install_command
 
 
 class MemoryBlock:
@@ -56,7 +57,7 @@ class CudaDeviceMemory:
             from cuda.bindings import runtime
         except ImportError:
             raise StartError(
-                "the package cuda-bindings is not installed (pip install 'tensorferry[gpu]' has it)"
+                f"the package cuda-bindings is not installed ({install_command('gpu')} has it)"
             ) from None
         self.device_id = device_id
         self._cuda = runtime
