@@ -163,7 +163,7 @@ def test_no_secret_is_shown_anywhere(secured: Secured) -> None:
         (
             ("--tls-certificate", "none.crt", "--tls-key", "none.key"),
             1,
-            "none.crt cannot be read: No such file",
+            "--tls-certificate: none.crt is not a file",
         ),
         (("--auth-tokens", "none", "--host", "0.0.0.0"), 2, "can read the tokens"),
     ],

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 # The ready line describes at most this many models.
 _MAX_MODELS_SHOWN = 8
+# Of the models in the ready line. A model alone may have more.
+_MOST_CHARACTERS = 100
 
 # The garbage collector runs after this many more allocations than deallocations of containers: about the number that
 # hundreds of requests in flight hold.
@@ -106,6 +109,8 @@ def print_ready_line(log_format: str, address: str, transport: str, fields: Mapp
     models, others = fields["models"], {name: fields[name] for name in ("http", "metrics") if fields[name]}
     if log_format == "json":
         line: dict[str, Any] = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": "info",
             "message": "ready" if fields["ready"] else "listening, but not ready",
             "address": address,
             "transport": transport,
@@ -121,10 +126,15 @@ def print_ready_line(log_format: str, address: str, transport: str, fields: Mapp
 
 
 def describe_models(models: Sequence[Mapping[str, str]]) -> str:
-    """Return the signatures of all models if there are few, else the names of some."""
+    """Return the signature of a model, or of several if they are short; else the names of some."""
     if not models:
         return "no model"
-    if len(models) <= _MAX_MODELS_SHOWN:
-        return "; ".join(f"{model['name']}{model['signature']}, {model['batching']}" for model in models)
-    names = ", ".join(model["name"] for model in models[:_MAX_MODELS_SHOWN])
-    return f"{len(models)} models, {names} and {len(models) - _MAX_MODELS_SHOWN} more (tensorferry models lists them)"
+    signatures = [f"{model['name']}{model['signature']}, {model['batching']}" for model in models]
+    if len(models) == 1 or len(text := "; ".join(signatures)) <= _MOST_CHARACTERS:
+        return signatures[0] if len(models) == 1 else text
+    names = [model["name"] for model in models]
+    shown = names[:_MAX_MODELS_SHOWN]
+    while len(shown) > 1 and len(", ".join(shown)) > _MOST_CHARACTERS:
+        shown.pop()
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return f"{len(models)} models, {', '.join(shown)}{more} (tensorferry models lists them)"

@@ -104,5 +104,10 @@ def test_the_ready_line_describes_few_models_and_names_some_of_many() -> None:
 
     assert describe_models([]) == "no model"
     assert describe_models([model(0), model(1)]) == "m0(x: FP32 [b]), proved; m1(x: FP32 [b]), proved"
+    assert describe_models([model(0) | {"signature": "x" * 300}]) == f"m0{'x' * 300}, proved"
+    long = [model(number) | {"signature": "x" * 300} for number in range(3)]
+    assert describe_models(long) == "3 models, m0, m1, m2 (tensorferry models lists them)"
+    named = describe_models([model(0) | {"name": "n" * 60}, model(1) | {"name": "o" * 60}])
+    assert named == f"2 models, {'n' * 60} and 1 more (tensorferry models lists them)"
     many = describe_models([model(number) for number in range(400)])
     assert many == ("400 models, m0, m1, m2, m3, m4, m5, m6, m7 and 392 more (tensorferry models lists them)")

@@ -21,6 +21,7 @@ TLS = {"tls-certificate": "a.crt", "tls-key": "a.key"}
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        ({"allow-http": "true"}, "no model is there. Leave it out; for clients that speak HTTP give --http-port 8000"),
         ({"tls-certificate": "a.crt"}, "tls-certificate is 'a.crt', but there is no tls-key"),
         ({"tls-key": "a.key"}, "tls-key is 'a.key', but there is no tls-certificate"),
         ({"tls-client-ca": "ca.crt"}, "tls-client-ca is 'ca.crt', but the port is not TLS"),

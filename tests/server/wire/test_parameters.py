@@ -42,7 +42,7 @@ def test_explain_is_a_bool() -> None:
     "given",
     [
         {"sequence_start": {"bool_param": True}, "sequence_end": {"bool_param": True}},
-        {"triton_enable_empty_final_response": {"bool_param": True}},
+        {"triton_enable_empty_final_response": {"bool_param": False}},
         {"mine": {"string_param": "x"}},
         {"Triton_mine": {"bool_param": True}},
     ],

@@ -9,7 +9,7 @@ from typing import Any
 
 from tensorferry.server.config.model_tables import table_name
 from tensorferry.server.config.option import Option, OptionScope
-from tensorferry.server.config.server_config import OPTIONS, ServerConfig
+from tensorferry.server.config.server_config import OPTIONS, PYTHON_SUFFIX, ServerConfig
 from tensorferry.server.errors import ConfigError
 
 
@@ -70,6 +70,17 @@ def _check_models(config: ServerConfig) -> None:
         in_table = "".join(f", or path in {table_name(name)}" for name in list(config.model_options)[:1])
         raise ConfigError(
             f"no MODEL was given; name at least one: tensorferry serve path.onnx, or --model-repository DIR{in_table}"
+        )
+    # A Python file or a repository may name addresses, too.
+    if (
+        config.allow_http
+        and not config.model_repositories
+        and not config.embeddings
+        and all(source.origin is None and source.path.suffix != PYTHON_SUFFIX for source in config.models)
+    ):
+        raise ConfigError(
+            "allow-http is true, which lets models be fetched over http://, but no model is there. Leave it out; for clients that "
+            "speak HTTP give --http-port 8000"
         )
     names = [source.name for source in config.models]
     for name in names:

@@ -101,7 +101,8 @@ class AccessControl:
         try:
             self._credentials = self._read()
         except CredentialFileError as error:
-            raise StartError(str(error)) from None
+            tokens = self._tokens is not None and str(error).startswith(str(self._tokens))
+            raise StartError(f"{'--auth-tokens' if tokens else '--auth-certificates'}: {error}") from None
         if self._required and not (self._credentials.tokens or self._credentials.certificates):
             files = " and ".join(str(path) for path in (self._tokens, self._certificates) if path is not None)
             _log.warning("%s has no entries: every call is refused until one is added", files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.errors import StartError
 from tensorferry.server.security.access_control import access_control_for
 from tensorferry.server.security.tls import TlsFiles
 from tensorferry.server.transport.call_admission import OpenCalls
@@ -28,5 +29,9 @@ class TransportState:
         config = self._config
         if self.access is not None:
             self.access.open()
+        for option in ("tls_certificate", "tls_key", "tls_client_ca"):
+            path = getattr(config, option)
+            if path is not None and not path.is_file():
+                raise StartError(f"--{option.replace('_', '-')}: {path} is not a file; name a PEM file")
         if config.tls_certificate is not None and config.tls_key is not None:
             self.tls = TlsFiles(config.tls_certificate, config.tls_key, config.tls_client_ca)
