@@ -83,6 +83,7 @@ OTHERS: tuple[tuple[str, str], ...] = (
     ("docs/reference/model_config.md", "config.pbtxt: line 2"),
     ("docs/reference/model_config.md", 'platform: "ensemble"'),
     ("docs/reference/model_config.md", "model_operations {"),
+    ("docs/reference/model_config.md", "max_batch_size: 64"),
     ("docs/reference/repository.md", "models/"),
     ("docs/guides/security.md", "INFO "),
     ("docs/guides/security.md", "# --auth-tokens"),

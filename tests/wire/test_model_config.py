@@ -83,12 +83,12 @@ def test_a_sent_configuration_replaces_the_file(root: Path, transport: str) -> N
         config = client.get_model_config("m").config
         assert (config.max_batch_size, config.instance_group[0].count) == (4, 1)
         with pytest.raises(InferenceServerException) as caught:
-            client.load_model("m", config=json.dumps({"sequence_batching": {"direct": {}}}))
-        assert "the configuration of model 'm' has sequence_batching" in str(caught.value)
+            client.load_model("m", config=json.dumps({"batch_output": [{"target_name": ["y"]}]}))
+        assert "the configuration of model 'm' has batch_output" in str(caught.value)
         # The loaded version still serves.
         assert client.get_model_config("m").config.max_batch_size == 4
     (error,) = server.errors()
-    assert "has sequence_batching" in error
+    assert "has batch_output" in error
 
 
 @pytest.mark.parametrize(

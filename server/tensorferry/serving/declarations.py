@@ -52,7 +52,9 @@ class FunctionModel:
     requests without a batch axis. `batched` is false for a function of one row. `example` has an array for each input.
     `check`, `steady`, `streams` and `pure` are as in `model`. `row_padding` returns how rows of its outputs are padded by default; it may
     read files. `elsewhere` is the file that it reads, if that must be fetched first. `most_request_bytes` bounds the
-    requests of clients; 0 is no bound.
+    requests of clients; 0 is no bound. With `takes_requests`, `function` makes an object with `load`, `close`, and
+    `run`, which takes the inputs of a batch and the rows of each request; or, if it `streams`, with `answers`, which takes
+    those of one request.
     """
 
     name: str
@@ -71,6 +73,7 @@ class FunctionModel:
     most_request_bytes: int = 0
     streams: bool = False
     pure: bool = False
+    takes_requests: bool = False
 
     def __post_init__(self) -> None:
         _check_name(self.name)

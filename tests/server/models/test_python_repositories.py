@@ -120,17 +120,48 @@ def test_a_pipeline_of_the_command_line_may_name_a_model_of_a_repository(
     assert ask(served) == 2
 
 
-def test_models_of_tritons_python_backend_are_refused(served_repository: ServedRepository) -> None:
-    served = served_repository
-    served.write_code(
-        "p",
-        "import triton_python_backend_utils as pb\nclass TritonPythonModel:\n    pass",
-        'backend: "python"',
-    )
-    with pytest.raises(
-        StartError, match=r"class TritonPythonModel of Triton's Python backend, .*Declare a function instead"
-    ):
-        served.start("*")
+TRITON = """
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def initialize(self, args):
+        self.response = pb_utils.InferenceResponse
+    def execute(self, requests):
+        return [self.response(request.inputs()) for request in requests]
+"""
+TRITON_CONFIG = """
+backend: "python"
+input { name: "x" data_type: TYPE_FP32 dims: 3 } output { name: "x" data_type: TYPE_FP32 dims: 3 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "config", "said"),
+    [
+        ("utils.Inf", "utils.DInf", TRITON_CONFIG, "model.py:5: this server's .* has no DInferenceResponse"),
+        (
+            "",
+            "",
+            'backend: "python"',
+            "'p' has no inputs and outputs; give it a config.pbtxt with both, or a",
+        ),
+        ("import", "import no_such_module, ", TRITON_CONFIG, "No module named 'no_such_module'"),
+        ("args)", "args, more)", TRITON_CONFIG, "'p' cannot be loaded:(.|\n)* positional argument: 'more'"),
+        ("execute", "run", TRITON_CONFIG, "class TritonPythonModel has no method execute"),
+        (
+            "initialize(self, args",
+            "auto_complete_config(config",
+            'backend: "python"',
+            "auto_complete_config",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_model_of_tritons_python_backend(
+    served_repository: ServedRepository, old: str, new: str, config: str, said: str
+) -> None:
+    """Models that are right have tests of their own, with a server."""
+    served_repository.write_code("p", TRITON.replace(old, new) if old else TRITON, config)
+    with pytest.raises(StartError, match=said):
+        served_repository.start("*")
 
 
 CONFIG = """

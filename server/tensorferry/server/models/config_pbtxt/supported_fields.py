@@ -223,8 +223,9 @@ def check_fields(config: ModelConfig, model: str, kind: ModelKind = ModelKind.ON
     warnings = []
     for path, value in fields_that_are_set(config):
         rule = RULES[path]
-        if rule.treatment is not Treatment.REFUSED:
-            rule = _OF_KIND[kind].get(path, rule)
+        own = _OF_KIND[kind].get(path, rule)
+        if rule.treatment is not Treatment.REFUSED or own.treatment is Treatment.USED:
+            rule = own
         if rule.when is not None and not rule.when(value):
             continue
         if rule.treatment is Treatment.REFUSED:

@@ -12,14 +12,13 @@ from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource
 from tensorferry.server.errors import StartError
 from tensorferry.server.models.config_pbtxt.ensembles import is_ensemble, named_models
 from tensorferry.server.python.functions.app_file import import_alone, import_app
+from tensorferry.server.python.triton.python_model import is_triton_model, triton_model
 from tensorferry.serving import PipelineModel
 
 _log = logging.getLogger("tensorferry.server")
 
 # The functions that call a model.
 _CALLS = ("infer", "submit")
-# The class that a model of Triton's Python backend has.
-_TRITON_CLASS = "TritonPythonModel"
 
 
 def declared_sources(sources: Sequence[ModelSource]) -> Sequence[ModelSource]:
@@ -72,37 +71,27 @@ def declared_source(source: ModelSource) -> ModelSource:
     """
     if source.path.suffix != PYTHON_SUFFIX or source.declaration is not None:
         return source
-    _check_backend(source.path)
+    if is_triton_model(source.path):
+        declaration = triton_model(source.name, source.version, source.path, source.config)
+        return replace(source, declaration=declaration)
     declared = import_alone(source.path)
-    declaration = declared.get(source.name)
-    if declaration is None and len(declared) == 1:
-        (declaration,) = declared.values()
-    if declaration is None:
+    found = declared.get(source.name)
+    if found is None and len(declared) == 1:
+        (found,) = declared.values()
+    if found is None:
         raise StartError(
             f"{source.path} declares the models {', '.join(map(repr, declared))}; a file in a model repository must declare one "
             f"named {source.name!r}, as its directory is, or a single model"
         )
-    return replace(source, declaration=declaration)
-
-
-def _check_backend(path: Path) -> None:
-    """Raise StartError for a model of Triton's Python backend. It cannot be imported, because Triton's module is missing."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        # The import says more.
-        return
-    if any(isinstance(node, ast.ClassDef) and node.name == _TRITON_CLASS for node in tree.body):
-        raise StartError(
-            f"{path} has the class {_TRITON_CLASS} of Triton's Python backend, which this server does not run. Declare a function "
-            "instead: @model(inputs={...}, outputs={...}) of tensorferry.serving, with what `execute` does to the arrays of a "
-            "batch; what `initialize` does belongs to `load` of a class"
-        )
+    return replace(source, declaration=found)
 
 
 def _models_of(source: ModelSource) -> Sequence[ModelSource]:
     if source.path.suffix != PYTHON_SUFFIX or source.declaration is not None:
         return [source]
+    if is_triton_model(source.path):
+        name = source.path.stem
+        return [replace(source, name=name, declaration=triton_model(name, source.version, source.path, None))]
     declared = import_app(source.path)
     steps = {
         step.model

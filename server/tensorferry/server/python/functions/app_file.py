@@ -34,13 +34,25 @@ def import_alone(path: Path) -> dict[str, Declaration]:
     The Python files beside it are imported again, for this file only. Only while it is imported is its directory in
     `sys.path`.
     """
+    with _alone(path):
+        return import_app(path)
+
+
+def import_module(path: Path) -> ModuleType:
+    """Import a file as `import_alone` does, and return the module. StartError, with the traceback, if the file fails."""
+    with _alone(path):
+        return _import(path.absolute())
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
     directory = path.absolute().parent
     own = {entry.stem for entry in directory.glob("*.py")}
     own |= {entry.parent.name for entry in directory.glob("*/__init__.py")}
     others = _take_modules(own)
     paths = list(sys.path)
     try:
-        return import_app(path)
+        yield
     finally:
         sys.path[:] = paths
         _take_modules(own)

@@ -34,7 +34,9 @@ def configured(
     ModelConfigError if both contradict each other.
     """
     for warning in check_fields(given, name, ModelKind.PYTHON):
-        _log.warning("%s", warning)
+        # A model of Triton's Python backend reads its parameters.
+        if not (declared.takes_requests and "has parameters" in warning):
+            _log.warning("%s", warning)
     declared = replace(declared, max_batch_size=_max_batch_size(declared, given, name))
     check_dynamic_batching(given)
     if given.model_transaction_policy.decoupled and not declared.streams:

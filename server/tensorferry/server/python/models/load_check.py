@@ -75,7 +75,8 @@ def check_at_load(
     """
     calls = _Calls(declared.name, call, clock, compares=most > 1)
     if not declared.check:
-        calls.log_unchecked(logging.INFO, "is not called at load (check=False)", "")
+        why = "TritonPythonModel" if declared.takes_requests else "check=False"
+        calls.log_unchecked(logging.INFO, f"is not called at load ({why})", "")
         return LoadCheck()
     try:
         return _checked(declared, signature, calls, most)

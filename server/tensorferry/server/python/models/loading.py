@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -84,7 +84,7 @@ def load_function_step(
     def make_instance(number: int, health: InstanceHealth, health_index: int) -> StepInstance:
         process = workers[number].process
         instance = FunctionInstance(declared.name, calls[number], process, health, health_index, limits)
-        close = (lambda: None) if process is None else process.close
+        close = workers[number].close if process is None else process.close
         answers = instance.answers if declared.streams else None
         return StepInstance(instance.run, instance.on_hang, close=close, process=process, answers=answers)
 
@@ -117,10 +117,13 @@ class _Worker(NamedTuple):
 
     call: BatchCall
     process: WorkerProcess | None = None
+    close: Callable[[], None] = lambda: None
 
 
 def _workers(declared: FunctionModel, source: ModelSource) -> Sequence[_Worker]:
     """Return what runs each instance. StartError if the function, or a process, cannot be loaded."""
+    if declared.takes_requests:
+        return [_of_requests(declared) for _ in range(declared.workers)]
     if not declared.processes:
         in_thread = _answers_in_thread if declared.streams else _in_thread
         return [in_thread(_bound(declared)) for _ in range(declared.workers)]
@@ -145,6 +148,17 @@ def _workers(declared: FunctionModel, source: ModelSource) -> Sequence[_Worker]:
     if declared.streams:
         return [_Worker(_answers_in(process), process) for process in processes]
     return [_Worker(process.run, process) for process in processes]
+
+
+def _of_requests(declared: FunctionModel) -> _Worker:
+    try:
+        made: Any = declared.function()
+        made.load()
+    except Exception as error:
+        raise StartError(f"model {declared.name!r} cannot be loaded:\n{traceback_text(error)}") from None
+    if declared.streams:
+        return _Worker(lambda inputs, rows: answers_of(made.answers(inputs)), close=made.close)
+    return _Worker(made.run, close=made.close)
 
 
 def _answers_in(process: WorkerProcess) -> BatchCall:

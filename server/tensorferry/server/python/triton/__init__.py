@@ -1,0 +1,1 @@
+"""Models of Triton's Python backend: `model.py` with a class `TritonPythonModel`."""

@@ -1,0 +1,313 @@
+"""Serving of a class `TritonPythonModel` as a function: its requests are made of a batch, and its responses joined to one."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import json
+import queue
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf.json_format import MessageToDict
+
+from tensorferry.protos import model_config_pb2 as pb
+from tensorferry.server.errors import StartError, StepFailedError
+from tensorferry.server.models.config_pbtxt.pbtxt import datatype_of
+from tensorferry.server.python.functions.app_file import import_module
+from tensorferry.server.python.functions.failure import text_of, traceback_text
+from tensorferry.server.python.triton import backend_utils
+from tensorferry.server.python.triton.backend_utils import (
+    InferenceRequest,
+    InferenceResponse,
+    InferenceResponseSender,
+    Tensor,
+    TritonError,
+    TritonModelException,
+)
+from tensorferry.serving import FunctionModel, InvalidInput
+from tensorferry.serving.tensor_types import TensorType
+
+CLASS = "TritonPythonModel"
+_MODULE = "triton_python_backend_utils"
+
+
+def is_triton_model(path: Path) -> bool:
+    """Return whether a Python file has the class of Triton's Python backend."""
+    tree = _parsed(path)
+    return tree is not None and any(
+        isinstance(node, ast.ClassDef) and node.name == CLASS for node in tree.body
+    )
+
+
+def triton_model(name: str, version: str, path: Path, config: pb.ModelConfig | None) -> FunctionModel:
+    """Return the declaration of a `model.py` of Triton's Python backend. StartError says what it lacks.
+
+    `config` is its config.pbtxt; without one, the class must have `auto_complete_config`.
+    """
+    _check_names(path)
+    sys.modules.setdefault(_MODULE, backend_utils)
+    made = getattr(import_module(path), CLASS)
+    if not callable(getattr(made, "execute", None)):
+        raise StartError(f"{path}: class {CLASS} has no method execute")
+    config = _completed(made, config, name, path)
+    if not config.input or not config.output:
+        raise StartError(
+            f"{path}: model {name!r} has no inputs and outputs; give it a config.pbtxt with both, or a method auto_complete_config"
+        )
+    batched = config.max_batch_size > 0
+    decoupled = config.model_transaction_policy.decoupled
+    served = _Served(made, config, name, version, path)
+    return FunctionModel(
+        name,
+        served.made,
+        {tensor.name: _type(tensor, batched) for tensor in config.input},
+        {tensor.name: _type(tensor, batched) for tensor in config.output},
+        0 if decoupled else config.max_batch_size,
+        check=False,
+        streams=decoupled,
+        takes_requests=True,
+    )
+
+
+def _parsed(path: Path) -> ast.Module | None:
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        # The import says more.
+        return None
+
+
+def _check_names(path: Path) -> None:
+    """Raise StartError for a name of Triton's module that `backend_utils` does not have."""
+    tree = _parsed(path)
+    if tree is None:
+        return
+    names = {_MODULE}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {each.asname for each in node.names if each.name == _MODULE and each.asname}
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in names
+            and not hasattr(backend_utils, node.attr)
+        ):
+            raise StartError(
+                f"{path}:{node.lineno}: this server's {_MODULE} has no {node.attr}; do without it"
+            )
+
+
+def _completed(made: Any, given: pb.ModelConfig | None, name: str, path: Path) -> pb.ModelConfig:
+    """Return the configuration as `auto_complete_config` of the class completes it."""
+    config = pb.ModelConfig()
+    if given is not None:
+        config.CopyFrom(given)
+    config.name = config.name or name
+    complete = getattr(made, "auto_complete_config", None)
+    if complete is None:
+        return config
+    try:
+        complete(_Completing(config))
+    except Exception as error:
+        raise StartError(f"{path}: auto_complete_config failed:\n{traceback_text(error)}") from None
+    return config
+
+
+def _type(tensor: Any, batched: bool) -> TensorType:
+    dims = tuple(tensor.dims)
+    return TensorType(datatype_of(tensor.data_type), (-1, *dims) if batched else dims)
+
+
+class _Completing:
+    """The configuration, as `auto_complete_config` gets it."""
+
+    def __init__(self, config: pb.ModelConfig) -> None:
+        self._config = config
+
+    def as_dict(self) -> dict[str, Any]:
+        return config_as_dict(self._config)
+
+    def add_input(self, tensor: Mapping[str, Any]) -> None:
+        self._add(self._config.input, tensor)
+
+    def add_output(self, tensor: Mapping[str, Any]) -> None:
+        self._add(self._config.output, tensor)
+
+    def set_max_batch_size(self, size: int) -> None:
+        self._config.max_batch_size = size
+
+    def set_dynamic_batching(self) -> None:
+        self._config.dynamic_batching.SetInParent()
+
+    def set_model_transaction_policy(self, policy: Mapping[str, Any]) -> None:
+        self._config.model_transaction_policy.decoupled = bool(policy.get("decoupled"))
+
+    @staticmethod
+    def _add(tensors: Any, tensor: Mapping[str, Any]) -> None:
+        if all(known.name != tensor["name"] for known in tensors):
+            datatype = pb.DataType.Value(tensor["data_type"])
+            tensors.add(name=tensor["name"], data_type=datatype, dims=tensor["dims"])
+
+
+def config_as_dict(config: pb.ModelConfig) -> dict[str, Any]:
+    """Return a configuration as `json.loads(args["model_config"])` has it, with dimensions as numbers."""
+    found = MessageToDict(config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    for tensor in (*found.get("input", ()), *found.get("output", ())):
+        tensor["dims"] = [int(dim) for dim in tensor["dims"]]
+    return dict(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What makes the objects of the class, one for each instance."""
+
+    kind: Any
+    config: pb.ModelConfig
+    name: str
+    version: str
+    path: Path
+
+    def made(self) -> _Instance:
+        return _Instance(self)
+
+
+class _Instance:
+    """One object of the class. See `FunctionModel.takes_requests`."""
+
+    def __init__(self, served: _Served) -> None:
+        self._served = served
+        self._outputs = [output.name for output in served.config.output]
+        self._model = served.kind()
+
+    def load(self) -> None:
+        """Call `initialize`."""
+        initialize = getattr(self._model, "initialize", None)
+        if initialize is None:
+            return
+        served = self._served
+        initialize(
+            {
+                "model_config": json.dumps(config_as_dict(served.config)),
+                "model_instance_kind": "CPU",
+                "model_instance_name": f"{served.name}_0",
+                "model_instance_device_id": "0",
+                "model_repository": str(served.path.parents[1]),
+                "model_version": served.version,
+                "model_name": served.name,
+            }
+        )
+
+    def close(self) -> None:
+        """Call `finalize`."""
+        finalize = getattr(self._model, "finalize", None)
+        if finalize is not None:
+            finalize()
+
+    def run(self, inputs: Mapping[str, Any], rows: Sequence[int]) -> Mapping[str, Any]:
+        """Run a batch of requests, each of which has so many rows; no `rows` means one request."""
+        requests = [self._request(part) for part in _parts(inputs, rows)]
+        responses = self._executed(requests)
+        count = 0 if responses is None else len(responses)
+        if count != len(requests):
+            raise self._failed(f"execute returned {count} responses to {len(requests)} requests")
+        outputs = [self._arrays(response) for response in responses]
+        if len(outputs) == 1:
+            return outputs[0]
+        return {name: np.concatenate([each[name] for each in outputs]) for name in self._outputs}
+
+    def answers(self, inputs: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """Yield the responses of a decoupled model to one request, which it may send from any thread."""
+        sent: queue.Queue[Mapping[str, Any] | Exception | None] = queue.Queue(maxsize=1)
+        over = threading.Event()
+
+        def put(item: Mapping[str, Any] | Exception | None) -> None:
+            # What is sent after the end is dropped, as in Triton.
+            taken = False
+            while not taken and not over.is_set():
+                with contextlib.suppress(queue.Full):
+                    sent.put(item, timeout=0.05)
+                    taken = True
+
+        def send(response: InferenceResponse | None, final: bool) -> None:
+            if response is not None:
+                try:
+                    put(self._arrays(response))
+                except Exception as error:
+                    put(error)
+            if final:
+                put(None)
+
+        def execute() -> None:
+            try:
+                self._executed([self._request(inputs, InferenceResponseSender(send, over.is_set))])
+            except Exception as error:
+                put(error)
+
+        # On a thread of its own, because responses must be sent while `execute` runs.
+        thread = threading.Thread(
+            target=copy_context().run, args=(execute,), name="triton-execute", daemon=True
+        )
+        thread.start()
+        try:
+            while (item := sent.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            over.set()
+            # Models expect that `execute` is not called again before it returns.
+            thread.join()
+
+    def _request(
+        self, inputs: Mapping[str, Any], sender: InferenceResponseSender | None = None
+    ) -> InferenceRequest:
+        # Copies, because models may write to their inputs.
+        tensors = [Tensor(name, np.array(array)) for name, array in inputs.items()]
+        return InferenceRequest(
+            inputs=tensors,
+            requested_output_names=self._outputs,
+            model_name=self._served.name,
+            response_sender=sender,
+        )
+
+    def _executed(self, requests: list[InferenceRequest]) -> Any:
+        try:
+            responses = self._model.execute(requests)
+            return asyncio.run(responses) if inspect.iscoroutine(responses) else responses
+        except TritonModelException as error:
+            raise self._failed(text_of(error), traceback_text(error)) from None
+
+    def _failed(self, message: str, details: str = "") -> StepFailedError:
+        """Return an error whose text the client gets, as Triton's clients do."""
+        text = f"model {self._served.name!r} failed on this request: {message}"
+        return StepFailedError(text, message, details)
+
+    def _arrays(self, response: InferenceResponse) -> Mapping[str, Any]:
+        error = response.error()
+        if error is not None:
+            if error.code() == TritonError.INVALID_ARG:
+                raise InvalidInput(error.message())
+            raise self._failed(error.message())
+        found = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+        if missing := [name for name in self._outputs if name not in found]:
+            raise self._failed(f"the response has no output {', '.join(missing)}")
+        return {name: found[name] for name in self._outputs}
+
+
+def _parts(inputs: Mapping[str, Any], rows: Sequence[int]) -> Iterator[Mapping[str, Any]]:
+    if len(rows) < 2:
+        yield inputs
+        return
+    for first, end in pairwise(accumulate(rows, initial=0)):
+        yield {name: array[first:end] for name, array in inputs.items()}
