@@ -314,4 +314,5 @@ def test_a_repository_that_cannot_be_served_ends_the_start(root: Path, transport
     with triton.InferenceServerClient(server.address) as client:
         assert ask(client, "good") == [1.0]
         assert not client.is_model_ready("m")
+    assert (server.ready["failed"], [model["name"] for model in server.ready["models"]]) == (["m"], ["good"])
     assert server.stop() == 0

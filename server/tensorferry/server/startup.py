@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
 from tensorferry.server.config.load import load_config
 from tensorferry.server.config.server_config import OPTIONS, ServerConfig
+from tensorferry.server.models.lifecycle.registry import ModelState
 from tensorferry.server.names import printable
 from tensorferry.server.system import malloc
 from tensorferry.server.system.installed_versions import imported
@@ -93,8 +94,10 @@ def prepare_collector() -> None:
 
 def ready_fields(app: App) -> Mapping[str, Any]:
     """Return what the ready line says of an application."""
+    unavailable = [entry.name for entry in app.registry.entries() if entry.state is ModelState.UNAVAILABLE]
     return {
         "ready": app.service.ready,
+        "failed": list(dict.fromkeys(unavailable)),
         "metrics": app.metrics_url,
         "http": app.http_url,
         "models": [
@@ -106,7 +109,8 @@ def ready_fields(app: App) -> Mapping[str, Any]:
 
 def print_ready_line(log_format: str, address: str, transport: str, fields: Mapping[str, Any]) -> None:
     """Print the one line on stdout: the server is ready."""
-    models, others = fields["models"], {name: fields[name] for name in ("http", "metrics") if fields[name]}
+    models, failed = fields["models"], fields["failed"]
+    others = {name: fields[name] for name in ("http", "metrics") if fields[name]}
     if log_format == "json":
         line: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -115,6 +119,7 @@ def print_ready_line(log_format: str, address: str, transport: str, fields: Mapp
             "address": address,
             "transport": transport,
             "models": models,
+            "failed": failed,
         }
         print(json.dumps({**line, **others}), flush=True)
         return
@@ -122,6 +127,8 @@ def print_ready_line(log_format: str, address: str, transport: str, fields: Mapp
     where = ", ".join([address, *(f"{names[name]} on {url}" for name, url in others.items())])
     state = "ready" if fields["ready"] else "listening, but not ready,"
     text = f"tensorferry {version('tensorferry')} {state} on {where}: {describe_models(models)}"
+    if failed:
+        text += f"; {len(failed)} could not be loaded, {_some(failed)}"
     print(printable(text), flush=True)
 
 
@@ -132,9 +139,14 @@ def describe_models(models: Sequence[Mapping[str, str]]) -> str:
     signatures = [f"{model['name']}{model['signature']}, {model['batching']}" for model in models]
     if len(models) == 1 or len(text := "; ".join(signatures)) <= _MOST_CHARACTERS:
         return signatures[0] if len(models) == 1 else text
-    names = [model["name"] for model in models]
-    shown = names[:_MAX_MODELS_SHOWN]
+    return (
+        f"{len(models)} models, {_some([model['name'] for model in models])} (tensorferry models lists them)"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = list(names[:_MAX_MODELS_SHOWN])
     while len(shown) > 1 and len(", ".join(shown)) > _MOST_CHARACTERS:
         shown.pop()
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    return f"{len(models)} models, {', '.join(shown)}{more} (tensorferry models lists them)"
+    return ", ".join(shown) + more

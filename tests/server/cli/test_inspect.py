@@ -287,6 +287,7 @@ def test_names_cannot_control_the_terminal(tmp_path: Path, capsys: pytest.Captur
         "http": None,
         "metrics": None,
         "models": [{"name": "m", "signature": f"({x})", "batching": y}],
+        "failed": [x],
     }
     print_ready_line("text", "127.0.0.1:1", "lane", ready)
     assert capsys.readouterr().out.strip("\n").isprintable()

@@ -141,3 +141,19 @@ def test_every_model_of_a_python_file_is_printed(tmp_path: Path, capsys: pytest.
     first, second = capsys.readouterr().out.split("\n\n")
     assert first.startswith('# batches of up to 32 rows (tested)\nname: "one"\nplatform: "python"')
     assert second.startswith('# one: its own batches\nname: "two"\nplatform: "ensemble"')
+
+
+def test_each_model_of_a_repository_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that cannot be served are errors."""
+    repository(tmp_path, None, "1")
+    for name in ("a", "z"):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "model.onnx").write_text("no model")
+    assert show_config.main([str(tmp_path), "--max-batch-size", "5"]) == 1
+    out, err = capsys.readouterr()
+    assert ('name: "m"' in out, "max_batch_size: 5" in out) == (True, True)
+    assert [line.split("/1/")[0].rpartition("/")[2] for line in err.splitlines()] == ["a", "z"]
+    for name in ("a", "z"):
+        small.twice(tmp_path / name / "1" / "model.onnx")
+    assert show_config.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("max_batch_size: 32") == 3

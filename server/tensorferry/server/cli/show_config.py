@@ -6,7 +6,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from tensorferry.server.onnx.inspection.model_argument import (
     MODEL_OPTIONS,
     find_model,
     loaded_models,
+    models_of_repository,
 )
 from tensorferry.server.onnx.loading.preparation import prepare_model
 from tensorferry.server.runtime.devices import choose_device
@@ -38,11 +39,11 @@ _log = logging.getLogger("tensorferry.server")
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="tensorferry config",
-        usage="tensorferry config MODEL [--FLAG VALUE ...]",
+        usage="tensorferry config MODEL|REPOSITORY [--FLAG VALUE ...]",
         description="Print the completed configuration of a model, as ModelConfig returns it: its config.pbtxt, if it has one, "
         "completed from the ONNX file and the options, with those of its table in the file of --config. The first line, a "
         "comment, describes how the model is batched and whether that is proved, tested or trusted. Of a Python file, each "
-        "model is printed. Nothing is served.",
+        "model is printed; of a model repository, each model, and an error for each that cannot be served. Nothing is served.",
         epilog="The options are those of tensorferry serve; environment variables work, too.",
         allow_abbrev=False,
     )
@@ -57,14 +58,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Return 0 if the configuration is printed, 1 if the model cannot be served, 2 for bad options."""
+    """Return 0 if the configuration is printed, 1 if a model cannot be served, 2 for bad options."""
     arguments, flags = read_flags(_parser(), argv, MODEL_OPTIONS)
     # The configuration goes to stdout; the log is limited to warnings, so that they are not lost among other lines.
     flags["log-level"] = flags["log-level"] or os.environ.get("TENSORFERRY_LOG_LEVEL", "warning")
     path = arguments["config"] or os.environ.get("TENSORFERRY_CONFIG")
     file = Path(path) if path else None
+    models = models_of_repository(Path(arguments["model"])) or [arguments["model"]]
+    return max(_show(model, flags, file, first=model == models[0]) for model in models)
+
+
+def _show(model: str, flags: Mapping[str, str | None], file: Path | None, *, first: bool) -> int:
     try:
-        source, server_config = find_model(arguments["model"], flags, file)
+        source, server_config = find_model(model, flags, file)
         logs.configure(server_config.log_format, server_config.log_level)
         completed = list(_completed(source, server_config))
     except ConfigError as error:
@@ -75,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     for number, (description, config) in enumerate(completed):
         # A comment, so that the output is a valid config.pbtxt.
-        print(f"{chr(10) if number else ''}# {printable(description)}")
+        print(f"{'' if first and not number else chr(10)}# {printable(description)}")
         print(config_text(config), end="")
     return 0
 

@@ -13,12 +13,19 @@ def advice_for(directory: Path, *, serves: bool = False) -> str:
     """Return which models a directory has, and how to name them, for `tensorferry serve` if it `serves`; "" if it has none."""
     if _versions(directory):
         return f"it is a model of a repository; give --model-repository {directory.parent}"
-    if models := sorted(home for home in directory.iterdir() if home.is_dir() and _versions(home)):
+    if models := models_in_directory(directory):
         cure = f"give --model-repository {directory}" if serves else f"name one, such as {models[0]}"
         return f"it has the models {_some([home.name for home in models])}; {cure}"
     if files := sorted([*directory.glob("*.onnx"), *directory.glob("*/*.onnx")]):
         return f"it has {_some([str(file) for file in files])}; name a file"
     return ""
+
+
+def models_in_directory(directory: Path) -> Sequence[Path]:
+    """Return the directories of the models of a repository; none if the directory is a model itself."""
+    if _versions(directory):
+        return []
+    return sorted(home for home in directory.iterdir() if home.is_dir() and _versions(home))
 
 
 def _versions(home: Path) -> bool:

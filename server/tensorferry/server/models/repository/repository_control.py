@@ -83,8 +83,8 @@ class RepositoryController:
     def start(self, named: Sequence[ModelSource], names: Sequence[str], *, strict: bool) -> None:
         """Load the models served from the start: the named sources, and repository models by name.
 
-        "*" means all models of the repositories. StartError for the first source that fails and, if `strict`, for the
-        first model of the repositories that fails.
+        "*" means all models of the repositories. StartError for the first source that fails and, if `strict`, for all
+        models of the repositories that fail.
         """
         self._updates.named = frozenset(source.name for source in named)
         self._repository.refresh()
@@ -101,6 +101,7 @@ class RepositoryController:
                 )
         for source in named:
             self._updates.load_named(source)
+        failed = []
         for name in names:
             try:
                 self._updates.update(name)
@@ -108,8 +109,9 @@ class RepositoryController:
             except NotFoundError as error:
                 raise StartError(f"--load-model: {error}") from None
             except LoadFailedError as error:
-                if strict:
-                    raise StartError(f"{error} (--exit-on-error false serves the other models)") from error
+                failed.append(str(error))
+        if strict and failed:
+            raise StartError("\n".join(failed) + " (--exit-on-error false serves the other models)")
         with self._lock:
             if not self._closed and self._mode != "none":
                 self._thread = new_thread(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tensorferry.server.config.directory_advice import advice_for
+from tensorferry.server.config.directory_advice import advice_for, models_in_directory
 from tensorferry.server.config.load import load_config, model_source, models_in
 from tensorferry.server.config.option import Option
 from tensorferry.server.config.server_config import OPTIONS, PYTHON_SUFFIX, ModelSource, ServerConfig
@@ -50,6 +50,13 @@ def find_model(
         named = f"{source.name}={source.origin.text}"
     config = load_config([named], flags, os.environ, file)
     return source, config.for_model(source.name)
+
+
+def models_of_repository(directory: Path) -> Sequence[str]:
+    """Return the directories of a model repository's models; none if the directory is no repository, or is a model."""
+    if not directory.is_dir() or not models_in_directory(directory):
+        return []
+    return [str(directory / name) for name in Repository([directory]).names()]
 
 
 def source_in(directory: Path) -> ModelSource:
