@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from tensorferry.server.python.triton.backend_utils import (
     TritonError,
     TritonModelException,
 )
+from tensorferry.server.system.threads import ThreadKind, new_thread
 from tensorferry.serving import FunctionModel, InvalidInput
 from tensorferry.serving.tensor_types import TensorType
 
@@ -228,10 +230,10 @@ class _Instance:
 
     def answers(self, inputs: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         """Yield the responses of a decoupled model to one request, which it may send from any thread."""
-        sent: queue.Queue[Mapping[str, Any] | Exception | None] = queue.Queue(maxsize=1)
+        sent: queue.Queue[Mapping[str, Any] | BaseException | None] = queue.Queue(maxsize=1)
         over = threading.Event()
 
-        def put(item: Mapping[str, Any] | Exception | None) -> None:
+        def put(item: Mapping[str, Any] | BaseException | None) -> None:
             # What is sent after the end is dropped, as in Triton.
             taken = False
             while not taken and not over.is_set():
@@ -251,17 +253,15 @@ class _Instance:
         def execute() -> None:
             try:
                 self._executed([self._request(inputs, InferenceResponseSender(send, over.is_set))])
-            except Exception as error:
+            except BaseException as error:
                 put(error)
 
         # On a thread of its own, because responses must be sent while `execute` runs.
-        thread = threading.Thread(
-            target=copy_context().run, args=(execute,), name="triton-execute", daemon=True
-        )
+        thread = new_thread("triton-execute", partial(copy_context().run, execute), ThreadKind.EXPENDABLE)
         thread.start()
         try:
             while (item := sent.get()) is not None:
-                if isinstance(item, Exception):
+                if isinstance(item, BaseException):
                     raise item
                 yield item
         finally:
