@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
 from tensorferry.server.config.load import load_config
 from tensorferry.server.config.server_config import OPTIONS, ServerConfig
-from tensorferry.server.models.lifecycle.registry import ModelState
 from tensorferry.server.names import printable
 from tensorferry.server.system import malloc
 from tensorferry.server.system.installed_versions import imported
@@ -94,10 +93,9 @@ def prepare_collector() -> None:
 
 def ready_fields(app: App) -> Mapping[str, Any]:
     """Return what the ready line says of an application."""
-    unavailable = [entry.name for entry in app.registry.entries() if entry.state is ModelState.UNAVAILABLE]
     return {
         "ready": app.service.ready,
-        "failed": list(dict.fromkeys(unavailable)),
+        "failed": app.registry.unavailable(),
         "metrics": app.metrics_url,
         "http": app.http_url,
         "models": [

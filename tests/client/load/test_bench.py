@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -119,25 +120,31 @@ def test_progress_on_a_terminal_failures_with_the_first_message_and_hidden_heade
 
 
 def test_conditions_decide_the_exit_code(server: ScriptedServer, tmp_path: Path, capsys: Output) -> None:
-    numbers = iter(range(1_000_000))
+    def failing() -> Callable[[pb.ModelInferRequest, Context], pb.ModelInferResponse]:
+        """Return what answers four of five requests, the first ones among them."""
+        numbers = itertools.count()
 
-    def infer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        if next(numbers) % 100 == 99:
-            context.abort(grpc.StatusCode.INTERNAL, "now and then")
-        return echo(request)
+        def infer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+            if next(numbers) % 5 == 4:
+                context.abort(grpc.StatusCode.INTERNAL, "now and then")
+            return echo(request)
 
-    server.servicer.infer = infer
+        return infer
+
     words = ["--target", server.target, "row", *SHORT, "--concurrency", "2"]
     table = tmp_path / "results.csv"
+    server.servicer.infer = failing()
     assert bench.main([*words, "--assert", "errors<50%", "--assert", "p99<60s", "--csv", str(table)]) == 0
     head, line = table.read_text().splitlines()
     assert head.startswith("concurrency,rate,seconds,answered,failed")
     assert line.startswith("2,,")
     capsys.readouterr()
+    server.servicer.infer = failing()
     assert bench.main([*words, "--assert", "p50<1us", "--assert", "rate>1"]) == 1
     assert re.fullmatch(
         r"tensorferry bench: 2 in flight: p50<1us is not met: it is .*s\n", capsys.readouterr().err
     )
+    server.servicer.infer = failing()
     assert bench.main(words) == 1
     assert "requests failed; --assert errors<1% allows some" in capsys.readouterr().err
 

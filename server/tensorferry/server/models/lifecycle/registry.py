@@ -424,6 +424,11 @@ class ModelRegistry:
                 for version in sorted(self._entries[name], key=int)
             ]
 
+    def unavailable(self) -> Sequence[str]:
+        """Return the models that have a version that is not served."""
+        entries = self.entries()
+        return list(dict.fromkeys(each.name for each in entries if each.state is ModelState.UNAVAILABLE))
+
     def models(self) -> Sequence[Model]:
         """Return all loaded models, ready or unloading."""
         return [entry.model for entry in self.entries() if entry.model is not None]
