@@ -47,6 +47,8 @@ class TritonPythonModel:
                 continue
             if (x == 13).any():
                 return responses
+            if (x == 14).any():
+                x = x[:, :1].copy()
             if (x == 17).any():
                 raise KeyError("/etc/secret")
             x *= self.factor
@@ -85,7 +87,7 @@ class TritonPythonModel:
 
     def execute(self, requests):
         names = [pb_utils.get_input_tensor_by_name(request, "name").as_numpy() for request in requests]
-        texts = [np.array([[b"hello " + name[0]] for name in each], np.object_) for each in names]
+        texts = [np.array([[b"hello " + name[0]] for name in each]) for each in names]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("text", text)]) for text in texts]
 """
 
@@ -200,6 +202,14 @@ def test_each_request_of_a_batch_is_a_request_of_the_model(client: InferenceClie
         assert result["y"].dtype == np.float64
         assert result["y"].tolist() == (3 * each["x"]).tolist()
         assert result["requests"].ravel().tolist() == [3] * len(each["x"])
+    # Outputs that cannot be joined: each request runs again.
+    futures = [client.submit("full", x([14 * (i == 1), 2]), timeout=PATIENCE) for i in range(4)]
+    assert [future.result(PATIENCE)["y"].tolist() for future in futures] == [
+        [[0, 6]],
+        [[42]],
+        [[0, 6]],
+        [[0, 6]],
+    ]
 
 
 def test_an_error_is_one_requests(client: InferenceClient) -> None:

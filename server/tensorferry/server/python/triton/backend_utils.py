@@ -68,6 +68,8 @@ class Tensor:
 
     def __init__(self, name: str, array: Any) -> None:
         self._name, self._array = name, np.asarray(array)
+        if self._array.dtype.kind in "SU":
+            self._array = self._array.astype(np.object_)
 
     def name(self) -> str:
         """Return the name."""
