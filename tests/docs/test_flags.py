@@ -17,7 +17,7 @@ from tensorferry.server.config.server_config import OPTIONS
 OTHERS = frozenset({
     "--apart", "--cap-drop", "--chmod", "--concurrency-range", "--create-namespace", "--docs", "--enable-feature", "--go",
     "--go-grpc", "--grpc-java", "--image", "--install", "--java", "--labels", "--load", "--loads", "--minutes",
-    "--namespace", "--only", "--percentile", "--plugin", "--read-only", "--restart", "--results", "--rm", "--rounds",
+    "--namespace", "--no-deps", "--only", "--percentile", "--plugin", "--read-only", "--require-hashes", "--restart", "--results", "--rm", "--rounds",
     "--seconds", "--set", "--spare-core", "--strict", "--tmpfs", "--values",
 })  # fmt: skip
 SERVE = {f"--{option.flag}" for option in OPTIONS}
