@@ -258,6 +258,11 @@ def test_a_decoupled_model_sends_any_number_of_responses(client: InferenceClient
     assert numbers(2) == [0, 1]
 
 
+def test_parameters_of_the_configuration_cause_no_warning(server: ServerProcess) -> None:
+    """The models read them."""
+    assert not [line for line in server.log if "parameters" in line]
+
+
 def test_finalize_is_called_when_a_model_is_unloaded(client: InferenceClient, notes: Path) -> None:
     client.unload_model("full")
     until(lambda: notes.exists() and notes.read_text() == "full 1\n")

@@ -20,10 +20,11 @@ from tensorferry.server.models.config_pbtxt.pbtxt import BACKEND, PLATFORM, PYTH
 
 
 class ModelKind(enum.Enum):
-    """What a model is: an ONNX file, a Python file, or steps that other models run."""
+    """What a model is: an ONNX file, a Python file, one with Triton's class, or steps that other models run."""
 
     ONNX = "ONNX"
     PYTHON = "Python"
+    TRITON_PYTHON = "TritonPythonModel"
     ENSEMBLE = "ensemble"
 
 
@@ -195,12 +196,13 @@ RULES: Mapping[str, FieldRule] = {
 # Fields that have an effect on ONNX models only, and why they have none on others.
 _IN_PYTHON = _warned("it has no effect on a Python model; its code decides that")
 _IN_ENSEMBLE = _warned("it has no effect on an ensemble; give it to the models of its steps")
+_OF_PYTHON = {
+    path: _IN_PYTHON for path in RULES if path.startswith(("optimization.", "parameters", "model_"))
+} | {"model_transaction_policy.decoupled": _USED}
 _OF_KIND: Mapping[ModelKind, Mapping[str, FieldRule]] = {
     ModelKind.ONNX: {},
-    ModelKind.PYTHON: {
-        path: _IN_PYTHON for path in RULES if path.startswith(("optimization.", "parameters", "model_"))
-    }
-    | {"model_transaction_policy.decoupled": _USED},
+    ModelKind.PYTHON: _OF_PYTHON,
+    ModelKind.TRITON_PYTHON: {**_OF_PYTHON, "parameters": _USED},
     ModelKind.ENSEMBLE: {
         path: _IN_ENSEMBLE
         for path in RULES
@@ -239,6 +241,7 @@ def _check_backend(config: ModelConfig, model: str, kind: ModelKind) -> None:
     allowed = {
         ModelKind.ONNX: (PLATFORM, BACKEND),
         ModelKind.PYTHON: (PYTHON, PYTHON),
+        ModelKind.TRITON_PYTHON: (PYTHON, PYTHON),
         ModelKind.ENSEMBLE: (ensembles.PLATFORM, ""),
     }[kind]
     for field, value, expected in zip(

@@ -33,10 +33,9 @@ def configured(
 
     ModelConfigError if both contradict each other.
     """
-    for warning in check_fields(given, name, ModelKind.PYTHON):
-        # A model of Triton's Python backend reads its parameters.
-        if not (declared.takes_requests and "has parameters" in warning):
-            _log.warning("%s", warning)
+    kind = ModelKind.TRITON_PYTHON if declared.takes_requests else ModelKind.PYTHON
+    for warning in check_fields(given, name, kind):
+        _log.warning("%s", warning)
     declared = replace(declared, max_batch_size=_max_batch_size(declared, given, name))
     check_dynamic_batching(given)
     if given.model_transaction_policy.decoupled and not declared.streams:

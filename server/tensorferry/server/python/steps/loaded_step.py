@@ -27,11 +27,10 @@ class StepInstance(NamedTuple):
     """One instance of a step. One thread at a time runs it.
 
     `run` takes a whole batch, by input, and returns the outputs by name; of a Python function it also takes the rows of each
-    request. `on_hang` sets what is called if a run does not
-    end even after it was asked to. `staged` is the form in which copies to a device overlap with runs, if there is one.
+    request. `on_hang` sets what is called if a run does not end even after it was asked to. `staged` is the form in which copies to a device overlap with runs, if there is one.
     `close` ends what the instance started, such as a process, after its last run. `process` is the process that it runs
-    in, if that is not the server's. `answers` is in place of `run` for a function that yields: it takes the inputs, and what is
-    given a function to call when nobody reads the answers any more.
+    in, if that is not the server's. `answers` replaces `run` for a function that yields. It takes the inputs, and a
+    function that it calls with another one, which stops it when nobody reads.
     """
 
     run: Callable[..., Mapping[str, Any]]
