@@ -189,10 +189,10 @@ def stub(channel: grpc.Channel) -> inference_pb2_grpc.GRPCInferenceServiceStub:
     return inference_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
-def blocked(channel: grpc.Channel) -> OpenStream:
+def blocked(channel: grpc.Channel, work: int = SECONDS) -> OpenStream:
     """Keep the model busy for some seconds, so that later requests wait."""
     stream = OpenStream(channel)
-    stream.send(request(1, work=SECONDS))
+    stream.send(request(1, work=work))
     return stream
 
 
@@ -318,20 +318,27 @@ def test_a_cancelled_call_is_withdrawn(
 ) -> None:
     """A cancelled unary call or stream is withdrawn: only the remaining requests are in the next
     batch.
+
+    If Ray takes longer than the batch that runs, the requests come too late. The next attempt
+    doubles the batch's work.
     """
-    blocker = blocked(channel)
-    stays = stub.ModelInfer.future(request(2), timeout=PATIENCE)
-    leaves = stub.ModelInfer.future(request(3), timeout=PATIENCE)
-    stream = OpenStream(channel)
-    stream.send(request(4), request(5))
-    leaves.cancel()
-    stream.cancel()
-    comes = stub.ModelInfer.future(request(6), timeout=PATIENCE)
-    assert "1" not in blocker.answers
-    assert rows_of(stays.result()) == 2
-    assert batch_of(comes.result()) == batch_of(stays.result())
-    blocker.await_answer("1")
-    blocker.half_close()
+    rows = []
+    for attempt in range(5):
+        blocker = blocked(channel, SECONDS << attempt)
+        stays = stub.ModelInfer.future(request(2), timeout=PATIENCE)
+        leaves = stub.ModelInfer.future(request(3), timeout=PATIENCE)
+        stream = OpenStream(channel)
+        stream.send(request(4), request(5))
+        leaves.cancel()
+        stream.cancel()
+        comes = stub.ModelInfer.future(request(6), timeout=PATIENCE)
+        rows.append(rows_of(stays.result()))
+        together = batch_of(comes.result()) == batch_of(stays.result())
+        blocker.await_answer("1")
+        blocker.half_close()
+        if together and rows[-1] == 2:
+            return
+    pytest.fail(f"rows of the batches beside the cancelled requests, which should be 2: {rows}")
 
 
 def test_replicas_scale_and_are_replaced_without_a_failed_call(
