@@ -47,7 +47,9 @@ def measure(bench: Bench, reference: Reference, path: Path, rounds: int) -> Iter
         for in_flight in IN_FLIGHT:
             rows: list[Row] = []
             for number in range(rounds):
-                sizes = [size for size in running if size == DEFAULT or _may_be_best(rows, size)]
+                # A batch never has more rows than there are requests: larger sizes measure noise.
+                possible = [size for size in running if size <= in_flight]
+                sizes = [size for size in possible if size == DEFAULT or _may_be_best(rows, size)]
                 for size in sizes[::-1] if number % 2 else sizes:
                     found = {
                         "model": reference.model,
@@ -95,8 +97,11 @@ def open_loop(bench: Bench, reference: Reference, path: Path, rows: Sequence[Row
 def _may_be_best(rows: Sequence[Row], size: int) -> bool:
     if not rows or rows[-1]["round"] < _ROUNDS_OF_ALL - 1:
         return True
-    best = {each: max(row["rate"] for row in rows if row["size"] == each) for each in SIZES}
-    return bool(best[size] >= _HOPELESS * max(best.values()))
+    best: dict[int, float] = {}
+    for row in rows:
+        if row["size"] != DEFAULT:
+            best[row["size"]] = max(row["rate"], best.get(row["size"], 0.0))
+    return best[size] >= _HOPELESS * max(best.values())
 
 
 def _load(row: Row) -> int:
