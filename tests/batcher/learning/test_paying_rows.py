@@ -90,6 +90,25 @@ def test_the_size_that_pays_is_found_within_ten_seconds(curve: Curve) -> None:
     assert callers.rate(curve, 10) >= 0.97 * best_rate(curve)
 
 
+def test_answers_of_a_larger_batch_do_not_count_against_the_size_that_is_tried() -> None:
+    """The host answers a batch while the next one runs, and on few cores delays that."""
+    callers = Callers()
+    rows_before = 0
+
+    def gentle(rows: int) -> float:
+        return rows * (0.025 + 0.0012 * math.log2(rows))
+
+    def delayed(rows: int) -> float:
+        nonlocal rows_before
+        delay = 0.001 * (rows_before - rows)
+        rows_before = rows
+        return gentle(rows) + delay
+
+    callers.rate(delayed, 20)
+    # 0.80 if the first batch of a trial counted.
+    assert callers.rate(delayed, 10) >= 0.97 * best_rate(gentle)
+
+
 @pytest.mark.parametrize(("before", "after"), [(rising, falling), (falling, rising)])
 def test_a_device_whose_times_change_gets_another_size(before: Curve, after: Curve) -> None:
     callers = Callers()

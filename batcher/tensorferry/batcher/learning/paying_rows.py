@@ -34,9 +34,12 @@ _EARLY_SECONDS, _EARLY_SHARE, _EARLY_ROWS, _FAR = 1.0, 0.006, 4, 3.0
 # A size whose time per row is at most `_NEAR` times the usual one is tried at once until it has `_SAMPLES_WANTED` samples.
 # Afterwards it is tried as often as costs `_TRIAL_SHARE` of the time: it may be the best, and trials cost little.
 _SAMPLES_WANTED, _NEAR = 3, 1.25
-# Before the first trial, this many batches run, or as many as take this long. Between two trials, at least
-# `_BATCHES_BETWEEN` usual batches run.
-_FIRST_BATCHES, _FIRST_SECONDS, _BATCHES_BETWEEN = 32, 2.0, 4
+# Before the first trial, this many batches run, or as many as take this long. Between two trials, at least one usual batch
+# runs, and usual batches for `_TIMES_BETWEEN` times as long as the trial took.
+_FIRST_BATCHES, _FIRST_SECONDS, _TIMES_BETWEEN = 32, 2.0, 4
+# A size below the usual one runs this often in a row, and the last run counts. The first run shares the processor with the
+# answers of the larger batch before it.
+_RUNS_OF_SMALLER = 2
 # A size is tried only if the first deadline is this many usual batches later than the queue needs.
 _BATCHES_TO_SPARE = 2
 # A cost is a mean over about this many batches. A sample that differs from it by more than the factor `_DEVIATION` counts as
@@ -83,7 +86,18 @@ class PayingRows:
     Not thread-safe: the owner's lock guards it.
     """
 
-    __slots__ = ("_began", "_began_speed", "_run", "_seen", "_sizes", "_speed", "_trial_at", "rows", "trial")
+    __slots__ = (
+        "_began",
+        "_began_speed",
+        "_run",
+        "_runs_left",
+        "_seen",
+        "_sizes",
+        "_speed",
+        "_trial_at",
+        "rows",
+        "trial",
+    )
 
     def __init__(self, max_batch_size: int) -> None:
         self._sizes = powers_of_two(max_batch_size)
@@ -98,14 +112,16 @@ class PayingRows:
         self._began = 0.0
         # The size that pays; the maximum while nothing else is known.
         self.rows = max_batch_size
-        # The size that is being tried; 0 for none.
-        self.trial = 0
+        # The size that is being tried, 0 for none, and how many of its batches have not been answered.
+        self.trial = self._runs_left = 0
 
     def observe(self, rows: int, seconds: float, now: float) -> None:
         """Learn a batch of `rows` rows that delayed the next one by `seconds`."""
         if not seconds:
             return
         size, row_seconds = self._nearest(rows), (seconds + _OVERHEAD_SECONDS) / rows
+        if size == self.trial and self._runs_left > 1:
+            return
         if self._trial_at == math.inf:
             self._trial_at = now + min(_FIRST_BATCHES * seconds, _FIRST_SECONDS)
             self._began = now
@@ -174,6 +190,9 @@ class PayingRows:
         The first deadline of the queued rows is `slack` seconds away. `expected` returns the seconds of a batch by its
         rows; a size that has not run is judged by it.
         """
+        self._runs_left -= 1
+        if self._runs_left > 0 and queued >= self.trial:
+            return self.trial
         self.trial = 0
         if now < self._trial_at:
             return self.rows
@@ -182,10 +201,13 @@ class PayingRows:
         if seen is None:
             return self.rows
         usual_seconds = seen.cost * self._speed * usual
-        self._trial_at = now + _BATCHES_BETWEEN * usual_seconds
+        self._trial_at = now + _TIMES_BETWEEN * usual_seconds
         # A trial must not make requests late, which wait behind it.
         if slack >= (queued / usual + _BATCHES_TO_SPARE) * usual_seconds:
             self.trial = self._size_to_try(queued, usual, now, expected)
+        if self.trial:
+            self._runs_left = _runs(self.trial, usual)
+            self._trial_at = now + max(usual_seconds, _TIMES_BETWEEN * self._runs_left * expected(self.trial))
         return self.trial or self.rows
 
     def _size_to_try(self, queued: int, usual: int, now: float, expected: Callable[[int], float]) -> int:
@@ -199,8 +221,9 @@ class PayingRows:
                 continue
             seconds = row_seconds.get(size) or expected(size) / size
             _, samples, ran = self._seen.get(size) or _Size(0.0, 0, self._began)
-            pause = seconds * size * len(self._sizes) / _TRIAL_SHARE
-            loss = (seconds - usual_row_seconds) * size
+            rows = size * _runs(size, usual)
+            pause = seconds * rows * len(self._sizes) / _TRIAL_SHARE
+            loss = (seconds - usual_row_seconds) * rows
             if size <= _EARLY_ROWS * usual:
                 if seconds <= _NEAR * usual_row_seconds:
                     pause = max(loss / _TRIAL_SHARE, _EARLY_SECONDS) if samples >= _SAMPLES_WANTED else 0.0
@@ -209,6 +232,11 @@ class PayingRows:
             if now >= ran + pause:
                 due[size] = ran
         return min(due, key=due.__getitem__, default=0)
+
+
+def _runs(size: int, usual: int) -> int:
+    """Return how often a size runs in one trial."""
+    return _RUNS_OF_SMALLER if size < usual else 1
 
 
 def _learned(known: _Size, cost: float, now: float) -> _Size:
