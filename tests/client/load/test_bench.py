@@ -55,6 +55,17 @@ def minimal() -> Iterator[str]:
     server.stop(None).wait()
 
 
+@pytest.mark.parametrize("load", [["--concurrency", "2,8"], ["--rate", "50"]])
+def test_a_number_of_requests(minimal: str, tmp_path: Path, load: list[str]) -> None:
+    """With two processes, and fewer requests than would be in flight."""
+    path = tmp_path / "results.json"
+    options = [*load, "--requests", "5", "--processes", "2", "--json", str(path)]
+    assert bench.main([minimal, "row", *options]) == 0
+    results = json.loads(path.read_text())
+    assert (results["requests"], results["duration_seconds"]) == (5, None)
+    assert {step["answered"] for step in results["steps"]} == {5}
+
+
 def test_a_minimal_server(minimal: str, tmp_path: Path, capsys: Output) -> None:
     path = tmp_path / "results.json"
     assert (

@@ -45,7 +45,7 @@ class FakeCalls(Calls):
 def test_a_closed_loop_keeps_its_number_in_flight() -> None:
     time, calls = Time(), FakeCalls()
     recorder = Recorder(1.0, 3.0)
-    loop = ClosedLoop(calls, [b"a", b"b", b"c"], 2, recorder, time)
+    loop = ClosedLoop(calls, itertools.cycle([b"a", b"b", b"c"]), 2, recorder, time)
     loop.start(2)
     assert [body for body, _ in calls.started] == [b"a", b"b"]
     time.now = 0.9
@@ -67,18 +67,19 @@ def test_a_closed_loop_keeps_its_number_in_flight() -> None:
 
 def test_a_stopped_closed_loop_sends_no_more() -> None:
     calls = FakeCalls()
-    loop = ClosedLoop(calls, [b""], 1, Recorder(0, 1), Time())
+    loop = ClosedLoop(calls, itertools.repeat(b""), 1, Recorder(0, 1), Time())
     loop.start(3)
-    loop.stop(0.0)
+    loop.stop()
     for left in (2, 1, 0):
+        assert not loop.wait(0.0)
         calls.end()
         assert len(calls.started) == left
-    loop.stop(60.0)
+    assert loop.wait(60.0)
 
 
 def test_failures_are_counted_by_code_with_the_first_message() -> None:
     calls, recorder = FakeCalls(), Recorder(0, 1)
-    ClosedLoop(calls, [b""], 1, recorder, Time()).start(1)
+    ClosedLoop(calls, itertools.repeat(b""), 1, recorder, Time()).start(1)
     for failure in (("UNAVAILABLE", "first"), ("INTERNAL", "other"), ("UNAVAILABLE", "second"), None):
         calls.end(failure)
     recorded = recorder.take()
@@ -99,7 +100,7 @@ def test_an_open_loop_sends_at_the_given_times() -> None:
     recorded = recorder.take()
     assert recorded.latencies == pytest.approx([4.5, 4.0, 4.0, 2.0])
     assert recorded.rows == 10
-    loop.stop(60.0)
+    assert loop.wait(60.0)
 
 
 def test_a_late_sender_hides_no_delay() -> None:
@@ -148,4 +149,4 @@ def test_requests_beyond_the_most_in_flight_fail_unsent() -> None:
     recorded = recorder.take()
     assert recorded.failures["NOT_SENT"][0] == 1
     assert len(recorded.latencies) == 3
-    loop.stop(60.0)
+    assert loop.wait(60.0)

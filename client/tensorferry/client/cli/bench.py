@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 
 from tensorferry.client import errors
-from tensorferry.client.cli.bench_flags import MODES, bench_parser, mode_of, read_inputs
+from tensorferry.client.cli.bench_flags import MODES, MOST_SECONDS, bench_parser, mode_of, read_inputs
 from tensorferry.client.cli.inputs import without_inputs
 from tensorferry.client.cli.parser import CommandParser
 from tensorferry.client.cli.random_values import random_array
@@ -133,10 +133,13 @@ def _plan(parser: CommandParser, arguments: argparse.Namespace, mode: str) -> tu
         duration = duration or max(1.0, trace[-1].at + 1e-3 - warmup)
         if trace[-1].at < warmup:
             parser.error(f"argument --warmup: the trace takes {trace[-1].at:g} s, got {warmup:g}: shorten it")
+    if arguments.requests is not None:
+        warmup, duration = 0.0, MOST_SECONDS
     return (
         Plan(
             warmup=1.0 if warmup is None else warmup,
             duration=duration or 5.0,
+            requests=arguments.requests,
             rows=arguments.rows,
             processes=arguments.processes or default_processes(),
             connections=arguments.connections,
@@ -195,7 +198,8 @@ def _bench(
         "processes": plan.processes,
         "connections": plan.connections,
         "warmup_seconds": plan.warmup,
-        "duration_seconds": plan.duration,
+        "duration_seconds": plan.duration if plan.requests is None else None,
+        "requests": plan.requests,
         "timeout_seconds": arguments.timeout,
         "client_cores": len(os.sched_getaffinity(0)),
         "client_python": platform.python_version(),
@@ -310,7 +314,7 @@ def _run(
     """
     results: list[StepResult] = []
     live = sys.stderr.isatty()
-    seconds = max(1, math.floor(plan.duration))
+    seconds = max(1, math.floor(plan.duration)) if plan.requests is None else None
 
     def progress(step: Step, number: int, interval: Interval) -> None:
         if live:

@@ -22,7 +22,7 @@ from tensorferry.protos.tensors import Array
 # The kinds of load by their flag, as the results name them.
 MODES = {"concurrency": "closed", "rate": "open", "trace": "trace", "find_rate": "open"}
 _DEFAULT_CONCURRENCY = "1:64"
-_MOST_SECONDS = 86_400.0
+MOST_SECONDS = 86_400.0
 _MOST_TIMEOUT = 600.0
 
 _HELP = {
@@ -35,6 +35,7 @@ _HELP = {
     "all requests are answered, and none with an error",
     "--arrivals": "times between the requests of --rate: random (default) or all the same",
     "--duration": "time of each measurement (default: 5, or that of the trace)",
+    "--requests": "send N requests at each load, without a warm-up, in place of --duration",
     "--warmup": "time before each measurement, under the same load (default: 1; with --trace 0)",
     "--timeout": "gRPC deadline of each request; with --stream the client checks it (default: %(default)g)",
     "--stream": "send the requests over streams, one on each connection",
@@ -94,8 +95,9 @@ def _add_load(load: argparse._ArgumentGroup) -> None:
     add("--trace", metavar="FILE", type=Path)
     add("--find-rate", metavar="CONDITION", type=_condition)
     add("--arrivals", choices=("poisson", "constant"))
-    add("--duration", metavar="SECONDS", type=_seconds(0.1, _MOST_SECONDS))
-    add("--warmup", metavar="SECONDS", type=_seconds(0.0, _MOST_SECONDS))
+    add("--duration", metavar="SECONDS", type=_seconds(0.1, MOST_SECONDS))
+    add("--requests", metavar="N", type=_whole(1, 1_000_000_000))
+    add("--warmup", metavar="SECONDS", type=_seconds(0.0, MOST_SECONDS))
     add("--timeout", metavar="SECONDS", type=_seconds(0.001, _MOST_TIMEOUT), default=10.0)
     add("--stream", action="store_true")
     add("--processes", metavar="N", type=_whole(1, 256))
@@ -140,6 +142,12 @@ def mode_of(parser: CommandParser, arguments: argparse.Namespace) -> str:
         given = ["concurrency"]
     if arguments.arrivals is not None and given not in (["rate"], ["find_rate"]):
         parser.error("argument --arrivals: only allowed with --rate and --find-rate")
+    if arguments.requests is not None:
+        others = ("duration", "warmup", "trace", "find_rate")
+        if refused := [other for other in others if getattr(arguments, other) is not None]:
+            parser.error(
+                f"argument --requests: not allowed with --{refused[0].replace('_', '-')}: give one of them"
+            )
     return given[0]
 
 

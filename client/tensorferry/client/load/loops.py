@@ -6,7 +6,7 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tensorferry.client.load.calls import Calls, Failure
@@ -76,10 +76,10 @@ class _Loop:
         self._in_flight = 0
         self._none_in_flight = threading.Condition(self._lock)
 
-    def stop(self, patience: float) -> None:
-        """Wait for the answers, at most `patience` seconds."""
+    def wait(self, seconds: float) -> bool:
+        """Wait until no request is in flight, at most this long; return whether that is so."""
         with self._lock:
-            self._none_in_flight.wait_for(lambda: not self._in_flight, patience)
+            return self._none_in_flight.wait_for(lambda: not self._in_flight, seconds)
 
     def _left(self) -> None:
         with self._lock:
@@ -91,19 +91,19 @@ class _Loop:
 class ClosedLoop(_Loop):
     """Callers, each of which sends its next request after the last has ended. Thread-safe.
 
-    A latency is from sending to answer, and counts if the answer lies in the measurement.
+    `bodies` are the requests, in their order; a caller that finds none left ends. A latency is from sending to answer, and counts if the answer lies in the measurement.
     """
 
     def __init__(
         self,
         calls: Calls,
-        bodies: Sequence[bytes],
+        bodies: Iterator[bytes],
         rows: int,
         recorder: Recorder,
         clock: Clock = time.monotonic,
     ) -> None:
         super().__init__(calls, recorder, clock)
-        self._bodies, self._rows = itertools.cycle(bodies), rows
+        self._bodies, self._rows = bodies, rows
         self._stopping = False
 
     def start(self, in_flight: int) -> None:
@@ -113,21 +113,21 @@ class ClosedLoop(_Loop):
         for _ in range(in_flight):
             self._send()
 
-    def stop(self, patience: float) -> None:
-        """Send no more requests, and wait for the answers, at most `patience` seconds."""
+    def stop(self) -> None:
+        """Send no more requests."""
         self._stopping = True
-        super().stop(patience)
 
     def _send(self) -> None:
-        self._calls.start(next(self._bodies), functools.partial(self._done, self._clock()))
+        body = None if self._stopping else next(self._bodies, None)
+        if body is None:
+            self._left()
+        else:
+            self._calls.start(body, functools.partial(self._done, self._clock()))
 
     def _done(self, sent: float, failure: Failure | None) -> None:
         now = self._clock()
         self._recorder.ended(now, now - sent, self._rows, failure)
-        if self._stopping:
-            self._left()
-        else:
-            self._send()
+        self._send()
 
 
 class OpenLoop(_Loop):

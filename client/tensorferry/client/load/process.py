@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -82,31 +83,48 @@ def run(
     time.sleep(max(0.0, begin - time.monotonic()))
     if part.in_flight:
         rows = part.plan.rows
-        closed = ClosedLoop(calls, bodies[rows], rows, recorder)
+        closed = ClosedLoop(
+            calls, itertools.islice(itertools.cycle(bodies[rows]), part.requests), rows, recorder
+        )
         closed.start(part.in_flight)
-        _report_until(reports, calls, measured_from, until)
-        closed.stop(patience)
+        _report_until(reports, calls, measured_from, until, closed.wait)
+        closed.stop()
+        closed.wait(patience)
     else:
         loop = OpenLoop(calls, bodies, recorder)
         work = (part.arrivals(), begin, until)
         sender = threading.Thread(target=loop.run, args=work, name="sender", daemon=True)
         sender.start()
-        _report_until(reports, calls, measured_from, until)
+
+        def has_ended(seconds: float) -> bool:
+            # With a duration the last request may be sent before its end.
+            if part.requests is None:
+                time.sleep(seconds)
+                return False
+            sender.join(seconds)
+            return not sender.is_alive() and loop.wait(0.0)
+
+        _report_until(reports, calls, measured_from, until, has_ended)
         sender.join()
-        loop.stop(patience)
+        loop.wait(patience)
     calls.expire()
     reports.send(0.0)
 
 
-def _report_until(reports: _Reports, calls: Calls, begin: float, end: float) -> None:
-    """Send a report each second; the last interval is as long as the others, up to twice as long."""
+def _report_until(
+    reports: _Reports, calls: Calls, begin: float, end: float, has_ended: Callable[[float], bool]
+) -> None:
+    """Send a report each second; the last interval is as long as the others, up to twice as long.
+
+    `has_ended` waits for seconds, and returns whether the load has ended sooner.
+    """
     _sleep_until(begin)
     reports.reset()
-    at = begin
-    while at < end:
+    at, ended = begin, False
+    while at < end and not ended:
         following = at + INTERVAL_SECONDS
         at = end if following + INTERVAL_SECONDS > end else following
-        _sleep_until(at)
+        ended = has_ended(max(0.0, at - time.monotonic()))
         reports.send(time.monotonic() - reports.since)
         calls.expire()
 

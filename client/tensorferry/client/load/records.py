@@ -32,10 +32,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Options of all steps. Times are in seconds; `connections` is of each process, None for a default."""
+    """Options of all steps. Times are in seconds; `connections` is of each process, None for a default.
+
+    A step ends after `duration`, or sooner when all `requests` have ended; None is no bound.
+    """
 
     warmup: float = 1.0
     duration: float = 5.0
+    requests: int | None = None
     rows: int = 1
     processes: int = 1
     connections: int | None = None
@@ -59,6 +63,11 @@ class Part:
         return share(self.step.concurrency or 0, self.parts, self.part)
 
     @property
+    def requests(self) -> int | None:
+        """Requests to send; None for as many as the time allows."""
+        return self.plan.requests and share(self.plan.requests, self.parts, self.part)
+
+    @property
     def connections(self) -> int:
         """The number of connections."""
         return self.plan.connections or max(1, -(-self.in_flight // _IN_FLIGHT_ON_A_CONNECTION))
@@ -68,7 +77,8 @@ class Part:
         plan = self.plan
         if self.step.rate is None:
             return itertools.islice(plan.trace, self.part, None, self.parts)
-        return arrivals_of(plan.arrivals, self.step.rate, plan.rows, self.parts, self.part, plan.seed)
+        endless = arrivals_of(plan.arrivals, self.step.rate, plan.rows, self.parts, self.part, plan.seed)
+        return itertools.islice(endless, self.requests)
 
 
 @dataclass(frozen=True, slots=True)

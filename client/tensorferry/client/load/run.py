@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tensorferry.client.load import process
+from tensorferry.client.load.histogram import Histogram
 from tensorferry.client.load.records import Failed, Part, Plan, Tally, Target
 from tensorferry.client.load.results import Interval, StepResult, StepTotals
 from tensorferry.client.load.server_statistics import ServerTotals, difference
@@ -24,6 +25,9 @@ _MOST_PROCESSES = 8
 _HEAD_START_SECONDS = 0.05
 _PATIENCE_SECONDS = 60.0
 _STOP_SECONDS = 5.0
+
+# What a load process adds to an interval after its last report.
+_NOTHING = Tally(0.0, Histogram(), 0, Histogram(), {}, 0.0, 0.0)
 
 # Returns the totals of the model; None if the server has none.
 Statistics = Callable[[], ServerTotals | None]
@@ -110,11 +114,16 @@ class LoadProcesses:
         totals = StepTotals(step)
         after: ServerTotals | None = None
         counted = False
+        ended: set[Connection] = set()
         for number in itertools.count():
-            # Each process sends as many tallies, the last of which has no seconds.
-            tallies = [self._tally(each, end + patience + _PATIENCE_SECONDS) for each in connections]
+            tallies = []
+            for each in connections:
+                until = end + patience + _PATIENCE_SECONDS
+                tallies.append(_NOTHING if each in ended else self._tally(each, until))
+                if not tallies[-1].seconds:
+                    ended.add(each)
             interval = totals.add(tallies)
-            if not counted and time.monotonic() >= end:
+            if not counted and (interval is None or time.monotonic() >= end):
                 after, counted = statistics(), True
             if interval is None:
                 break

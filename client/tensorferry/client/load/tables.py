@@ -33,11 +33,12 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
 
 
-def progress_line(step: Step, second: int, seconds: int, interval: Interval) -> str:
-    """Return the line of one interval, which counts from 0."""
+def progress_line(step: Step, second: int, seconds: int | None, interval: Interval) -> str:
+    """Return the line of one interval, which counts from 0, of `seconds` if that is known."""
     failed = f", {interval.failed} failed" if interval.failed else ""
+    of = "" if seconds is None else f" of {seconds}"
     return (
-        f"{step.label}, {second + 1} of {seconds}: {number_text(interval.requests_per_second)} per second, "
+        f"{step.label}, {second + 1}{of}: {number_text(interval.requests_per_second)} per second, "
         f"p50 {seconds_text(interval.p50_seconds)}, p99 {seconds_text(interval.p99_seconds)}{failed}"
     )
 
