@@ -50,8 +50,16 @@ PARSERS: dict[str, tuple[list[tuple[str, Any]], list[str]]] = {
         ["", "gpu", "cuda:", "cuda:-1", "cuda:1234", "CPU", "cuda:0\n", "cuda:1,01", "cuda:0,cpu"],
     ),
     "providers": (
-        [("OpenVINO", ("openvino",)), ("TensorRT, openvino", ("tensorrt", "openvino"))],
-        ["", "cuda", "tensorrt,", "tensorrt,tensorrt", "CPUExecutionProvider"],
+        [("OpenVINO", ("openvino",)), ("TensorRT, onnxruntime-ep-a-1", ("tensorrt", "onnxruntime-ep-a-1"))],
+        [
+            "",
+            "cuda",
+            "tensorrt,",
+            "tensorrt,tensorrt",
+            "CPUExecutionProvider",
+            "onnxruntime-ep-",
+            "onnxruntime-ep-a.b",
+        ],
     ),
     "cuda-graphs": ([("true", ()), ("False", None), ("1,8", (1, 8))], ["", "yes", "0", "1,0", "1;2"]),
     "batching": ([("trust", "trust"), ("PROVED", "proved"), ("prove", "tested")], ["", "off", "true"]),

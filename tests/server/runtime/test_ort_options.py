@@ -84,6 +84,8 @@ def read(text: str) -> OrtOptions:
                 )
             ),
         ),
+        (accelerator("gpu", "onnxruntime-ep-a", b="c"), OrtOptions(gpu=(ExecutionProvider("onnxruntime-ep-a", (("b", "c"),)),))),
+        (accelerator("cpu", "onnxruntime-ep-a"), OrtOptions(cpu=(ExecutionProvider("onnxruntime-ep-a"),))),
         (accelerator("cpu", "openvino"), OrtOptions(cpu=(ExecutionProvider("OpenVINOExecutionProvider", (("device_type", "CPU"),)),))),
     ],
 )  # fmt: skip
@@ -165,9 +167,9 @@ def test_threads_of_options_are_used_unless_the_configuration_gives_them(text: s
 @pytest.mark.parametrize(
     ("text", "devices", "gpu", "cpu"),
     [
-        ("", ["cpu"], [], ["openvino"]),
-        ("", ["cuda:0"], ["tensorrt"], []),
-        ("", ["cuda:0", "cpu"], ["tensorrt"], ["openvino"]),
+        ("", ["cpu"], [], ["openvino", "onnxruntime-ep-a"]),
+        ("", ["cuda:0"], ["tensorrt", "onnxruntime-ep-a"], []),
+        ("", ["cuda:0", "cpu"], ["tensorrt", "onnxruntime-ep-a"], ["openvino", "onnxruntime-ep-a"]),
         (accelerator("gpu", "cuda", use_tf32="1"), ["cuda:0", "cpu"], ["cuda"], []),
     ],
 )
@@ -175,7 +177,7 @@ def test_providers_of_options_are_used_on_their_devices_unless_the_configuration
     text: str, devices: list[str], gpu: list[str], cpu: list[str]
 ) -> None:
     given = parse_config('name: "m" ' + text, "test")
-    options = ServerConfig((), providers=("tensorrt", "openvino"))
+    options = ServerConfig((), providers=("tensorrt", "openvino", "onnxruntime-ep-a"))
     accelerators = with_server_defaults(given, options, devices).optimization.execution_accelerators
     assert [each.name for each in accelerators.gpu_execution_accelerator] == gpu
     assert [each.name for each in accelerators.cpu_execution_accelerator] == cpu
@@ -187,6 +189,7 @@ def test_providers_of_options_are_used_on_their_devices_unless_the_configuration
         ("", 0.0, 1e-2),
         (parameter("use_tf32", "0"), 0.0, 0.0),
         (parameter("use_tf32", "0") + parameter("fp16", "1"), 1e-2, 1e-2),
+        (accelerator("cpu", "onnxruntime-ep-a") + parameter("use_tf32", "0"), 5e-2, 0.0),
         (parameter("use_tf32", "0") + accelerator("gpu", "tensorrt", precision_mode="FP16"), 0.0, 1e-2),
         (parameter("use_tf32", "0") + accelerator("gpu", "tensorrt", precision_mode="INT8"), 0.0, 5e-2),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -98,9 +99,17 @@ _PRIORITIES = {
 }
 
 
+_PACKAGE = re.compile(r"onnxruntime-ep-[a-z0-9-]+")
+
+
+def is_package(provider: str) -> bool:
+    """Return whether this names a package with providers, such as onnxruntime-ep-openvino."""
+    return _PACKAGE.fullmatch(provider) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutionProvider:
-    """ONNX Runtime execution provider: its name and its options."""
+    """ONNX Runtime execution provider, or a package with some: its name and its options."""
 
     name: str
     options: tuple[tuple[str, str], ...] = ()
@@ -152,6 +161,9 @@ class OrtOptions:
         It is the batching check's tolerance for FP16 where the device computes with 11 bits of mantissa, for BF16 where
         with 8.
         """
+        if any(is_package(provider.name) for provider in (self.cpu if device == "cpu" else self.gpu)):
+            # Such as OpenVINO, which computes in BF16 on CPUs that can.
+            return TOLERANCE["BF16"]
         if device != "cpu":
             accelerated = {name for provider in self.gpu for name, value in provider.options if value == "1"}
             if accelerated & {"trt_bf16_enable", "trt_int8_enable"}:
@@ -189,13 +201,11 @@ def with_server_defaults(
             completed.parameters[name].string_value = value
     if not has_providers(config):
         accelerators = completed.optimization.execution_accelerators
-        for name in usable_providers(server_config.providers, devices):
-            by_device = (
-                accelerators.cpu_execution_accelerator
-                if name == "openvino"
-                else accelerators.gpu_execution_accelerator
-            )
-            by_device.add(name=name)
+        for name in server_config.providers:
+            if runs_on_cpu(name) and "cpu" in devices:
+                accelerators.cpu_execution_accelerator.add(name=name)
+            if name != "openvino" and set(devices) - {"cpu"}:
+                accelerators.gpu_execution_accelerator.add(name=name)
     return completed
 
 
@@ -208,7 +218,12 @@ def has_providers(config: ModelConfig) -> bool:
 def usable_providers(names: Sequence[str], devices: Sequence[str]) -> Sequence[str]:
     """Return the providers of the option `providers` that run on at least one of these devices."""
     on_cpu, on_gpu = "cpu" in devices, bool(set(devices) - {"cpu"})
-    return [name for name in names if (on_cpu if name == "openvino" else on_gpu)]
+    return [name for name in names if (on_cpu and runs_on_cpu(name)) or (on_gpu and name != "openvino")]
+
+
+def runs_on_cpu(name: str) -> bool:
+    """Return whether a provider of the option `providers` can run sessions of the device cpu."""
+    return name == "openvino" or is_package(name)
 
 
 def unknown_parameters(config: ModelConfig) -> Sequence[str]:
@@ -238,18 +253,24 @@ def parse_ort_options(config: ModelConfig) -> OrtOptions:
     read = _Reader(config)
     accelerators = config.optimization.execution_accelerators
     cuda = read.cuda()
-    providers = []
+    providers, on_cpu = [], []
     for accelerator in accelerators.gpu_execution_accelerator:
         if accelerator.name == "cuda":
             cuda.update(accelerator.parameters)
         elif accelerator.name == "tensorrt":
             options = _tensorrt(accelerator.parameters, config.name)
             providers.append(ExecutionProvider(TENSORRT, tuple(sorted(options.items()))))
+        elif is_package(accelerator.name):
+            providers.append(_of_package(accelerator))
         else:
             raise _unknown_accelerator(accelerator, "gpu", "tensorrt and cuda", config.name)
     for accelerator in accelerators.cpu_execution_accelerator:
+        if is_package(accelerator.name):
+            on_cpu.append(_of_package(accelerator))
+            continue
         if accelerator.name != "openvino":
             raise _unknown_accelerator(accelerator, "cpu", "openvino", config.name)
+        on_cpu.append(ExecutionProvider("OpenVINOExecutionProvider", (("device_type", "CPU"),)))
         if accelerator.parameters:
             raise ModelConfigError(
                 f"model {config.name!r}: cpu_execution_accelerator openvino has parameters "
@@ -287,10 +308,7 @@ def parse_ort_options(config: ModelConfig) -> OrtOptions:
         device_allocator=read.text(DEVICE_ALLOCATOR),
         cuda=tuple(sorted(cuda.items())),
         gpu=tuple(providers),
-        cpu=tuple(
-            ExecutionProvider("OpenVINOExecutionProvider", (("device_type", "CPU"),))
-            for _ in accelerators.cpu_execution_accelerator
-        ),
+        cpu=tuple(on_cpu),
         fp16=read.fp16(),
         graphs=_graphs(config),
         priority=_PRIORITIES.get(config.optimization.priority),
@@ -322,8 +340,14 @@ def _unknown_accelerator(
 ) -> ModelConfigError:
     return ModelConfigError(
         f"model {model!r}: unknown Execution Accelerator {accelerator.name!r} is requested as "
-        f"{kind}_execution_accelerator; known are {known}"
+        f"{kind}_execution_accelerator; known are {known}, and packages such as onnxruntime-ep-openvino"
     )
+
+
+def _of_package(
+    accelerator: ModelOptimizationPolicy.ExecutionAccelerators.Accelerator,
+) -> ExecutionProvider:
+    return ExecutionProvider(accelerator.name, tuple(sorted(accelerator.parameters.items())))
 
 
 def _tensorrt(parameters: Mapping[str, str], model: str) -> dict[str, str]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tensorferry.server.runtime.ort import onnxruntime
-from tensorferry.server.runtime.ort_options import DEVICE_ALLOCATOR, OrtOptions
+from tensorferry.server.runtime.ort_options import DEVICE_ALLOCATOR, OrtOptions, is_package
+from tensorferry.server.runtime.provider_packages import provider_device, provider_names
 from tensorferry.server.system.cores import session_threads, usable_cores
 
-CUDA = "CUDAExecutionProvider"
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 
+# Names and options. A package stands for its providers.
 Providers = list[tuple[str, dict[str, Any]]]
-
 
 _GRAPH_LEVELS = {
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
@@ -24,11 +27,14 @@ _GRAPH_LEVELS = {
 
 def providers_of(device: str, settings: OrtOptions) -> Providers:
     """Return the execution providers in order of preference. The CPU's comes last and runs what the others cannot."""
-    cpu: Providers = [("CPUExecutionProvider", {})]
+    cpu: Providers = [(CPU, {})]
     if device == "cpu":
         return [(provider.name, dict(provider.options)) for provider in settings.cpu] + cpu
     device_option = {"device_id": int(device.partition(":")[2])}
-    gpu = [(provider.name, {**dict(provider.options), **device_option}) for provider in settings.gpu]
+    gpu = [
+        (provider.name, {**dict(provider.options), **({} if is_package(provider.name) else device_option)})
+        for provider in settings.gpu
+    ]
     return [*gpu, (CUDA, {**dict(settings.cuda), **device_option}), *cpu]
 
 
@@ -38,6 +44,24 @@ def capturing(providers: Providers) -> Providers:
         (name, {**options, "enable_cuda_graph": "1"} if name == CUDA else options)
         for name, options in providers
     ]
+
+
+def names_in_sessions(name: str) -> Sequence[str]:
+    """Return what a session calls a provider, or those of a package. StartError if the package cannot be used."""
+    return provider_names(name) if is_package(name) else (name,)
+
+
+def open_session(path: Path, options: Any, providers: Providers, device: str) -> Any:
+    """Create ONNX Runtime's session on a device. Without fallback, which would silently run the model on the CPU."""
+    if not any(is_package(name) for name, _ in providers):
+        return onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+    for name, given in providers:
+        texts = {key: str(value) for key, value in given.items()}
+        if is_package(name):
+            options.add_provider_for_devices([provider_device(name, device)], texts)
+        elif name != CPU:
+            options.add_provider(name, texts)
+    return onnxruntime.InferenceSession(str(path), options, enable_fallback=0)
 
 
 def session_options(settings: OrtOptions, device: str) -> onnxruntime.SessionOptions:
@@ -63,6 +87,8 @@ def session_options(settings: OrtOptions, device: str) -> onnxruntime.SessionOpt
         options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
     options.enable_cpu_mem_arena = settings.memory_arena
     options.enable_mem_pattern = settings.memory_pattern
+    if device != "cpu" or settings.cpu:
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if settings.device_allocator:
         options.add_session_config_entry(DEVICE_ALLOCATOR, settings.device_allocator)
     return options

@@ -6,6 +6,7 @@ import logging
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -39,7 +40,15 @@ from tensorferry.server.runtime.gpu.tensor_layout import Shape
 from tensorferry.server.runtime.host_memory import BatchMemory
 from tensorferry.server.runtime.ort import onnxruntime, ort_message
 from tensorferry.server.runtime.ort_options import ARENA_SHRINKAGE, TENSORRT, OrtOptions
-from tensorferry.server.runtime.providers import CUDA, Providers, capturing, providers_of, session_options
+from tensorferry.server.runtime.providers import (
+    CUDA,
+    Providers,
+    capturing,
+    names_in_sessions,
+    open_session,
+    providers_of,
+    session_options,
+)
 from tensorferry.server.signature import Signature, TensorSpec, signature_of
 
 _log = logging.getLogger("tensorferry.server")
@@ -80,7 +89,7 @@ class Session:
         # Refuses batches that are not expected to fit into the memory of the CPU; None if each batch is run.
         self.batch_memory: BatchMemory | None = None
         for name, _ in providers:
-            if name not in onnxruntime.get_available_providers():
+            if not set(names_in_sessions(name)) <= set(onnxruntime.get_available_providers()):
                 raise StartError(
                     f"{path}: its configuration requires {name}, which the installed onnxruntime does not have; it has "
                     f"{', '.join(onnxruntime.get_available_providers())}"
@@ -97,7 +106,7 @@ class Session:
         if self._stream is not None:
             keep_until_closed(self._session, self._stream)
         for name, _ in self._providers:
-            if name not in self._session.get_providers():
+            if not set(names_in_sessions(name)) & set(self._session.get_providers()):
                 what = device if name == CUDA else name
                 raise StartError(
                     f"{path}: ONNX Runtime could not use {what}; its log has the reason. Use --device cpu"
@@ -147,6 +156,18 @@ class Session:
                 self.signature, self._memory, self._session.io_binding, self._run_bound
             )
 
+    def nodes_by_provider(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the number of nodes of each operator, by the provider that runs them.
+
+        Empty if all run on ONNX Runtime's own CPU provider, or if ONNX Runtime is too old to say.
+        """
+        placed: dict[str, Counter[str]] = {}
+        assignments = getattr(self._session, "get_provider_graph_assignment_info", None)
+        if assignments is not None and len(self._providers) > 1:
+            for part in assignments():
+                placed.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
+        return placed
+
     def _open(self, providers: Providers) -> Any:
         """Create ONNX Runtime's session, with CUDA graphs if they are requested and possible."""
         with self._using():
@@ -159,11 +180,11 @@ class Session:
             self._without_graphs("TensorRT captures one graph alone, of one batch size")
         if self._graphs is not None:
             try:
-                return _inference_session(self.path, options, capturing(providers))
+                return open_session(self.path, options, capturing(providers), self.device)
             except Exception as error:
                 self._without_graphs(ort_message(error))
         try:
-            return _inference_session(self.path, options, providers)
+            return open_session(self.path, options, providers, self.device)
         except Exception as error:
             reason = ort_message(error).rstrip(".")
             remedy = remedy_for(self.path, reason, self._settings.op_libraries)
@@ -392,11 +413,6 @@ def _why_not_staged(plain: bool) -> str:
     if plain:
         return "strings are not on the device"
     return "there is no page-locked memory for its batches"
-
-
-def _inference_session(path: Path, options: Any, providers: Providers) -> Any:
-    # Without fallback, which would silently run the model on the CPU and report it only on stdout.
-    return onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
 
 
 def _to_ort(array: Array, spec: TensorSpec) -> Any:

@@ -25,7 +25,7 @@ MOST_INSTANCES = 64
 # Limit for the threads of a session. ONNX Runtime's threads spin while they wait: starting 512 on two cores takes ten
 # seconds and nearly blocks the machine.
 MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))
-_PROVIDERS = ("tensorrt", "openvino")
+_PROVIDER = re.compile(r"tensorrt|openvino|onnxruntime-ep-[a-z0-9-]+")
 
 
 def _parse_device(text: str) -> str:
@@ -51,7 +51,7 @@ def _format_graph_sizes(value: tuple[int, ...] | None) -> str:
 
 def _parse_providers(text: str) -> tuple[str, ...]:
     providers = tuple(name.strip().lower() for name in text.split(","))
-    if not set(providers) <= set(_PROVIDERS) or len(set(providers)) < len(providers):
+    if not all(map(_PROVIDER.fullmatch, providers)) or len(set(providers)) < len(providers):
         raise ValueError
     return providers
 
@@ -73,8 +73,9 @@ _graph_sizes = Parser(
 )
 _providers = Parser(
     _parse_providers,
-    "tensorrt or openvino, or both, separated by commas (CUDA or the CPU follows as --device says)",
-    "list of tensorrt, openvino",
+    "tensorrt, openvino, or installed packages such as onnxruntime-ep-openvino, separated by commas (CUDA or the CPU follows as "
+    "--device says)",
+    "list of tensorrt, openvino, or packages",
     "NAME,...",
 )
 
@@ -108,8 +109,9 @@ class DeviceOptions:
     providers: tuple[str, ...] = option(
         (),
         _providers,
-        "execution providers of ONNX Runtime that come before the device's own: tensorrt on a GPU, openvino on the CPU; "
-        "the installed onnxruntime must have them; can be given several times",
+        "execution providers of ONNX Runtime that come before the device's own: tensorrt on a GPU, openvino on the CPU, which "
+        "the installed onnxruntime must have; or an installed package with a provider, such as onnxruntime-ep-openvino, on either; "
+        "can be given several times",
         separator=",",
         per_model=True,
     )

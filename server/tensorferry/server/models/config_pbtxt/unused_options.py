@@ -9,7 +9,7 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.option import OptionScope
 from tensorferry.server.config.server_config import OPTIONS
 from tensorferry.server.models.config_pbtxt.pbtxt import is_complete
-from tensorferry.server.runtime.ort_options import BATCHING, has_providers, usable_providers
+from tensorferry.server.runtime.ort_options import BATCHING, has_providers, runs_on_cpu, usable_providers
 
 _Decides = Callable[[ModelConfig], bool]
 
@@ -84,5 +84,5 @@ def unused_options(
     providers = options.get("providers", ())
     for name in providers if requested is None or not has_providers(requested) else ():
         if name not in usable_providers(providers, devices):
-            place = "the CPU" if name == "openvino" else "a GPU"
+            place = "the CPU" if runs_on_cpu(name) else "a GPU"
             yield f"the provider {name}, which has no effect: no instance of the model is on {place}"

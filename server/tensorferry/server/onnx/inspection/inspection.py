@@ -58,7 +58,8 @@ class Wanted:
 class Inspection:
     """What is known of a model. `kind` is onnx, function, pipeline or ensemble.
 
-    `decision` is the loader's. `measured` is None if nothing was measured; `not_measured` then says why.
+    `decision` is the loader's. `nodes` has the number of nodes of each operator by the execution provider that runs them; empty
+    if all run on ONNX Runtime's own CPU provider. `measured` is None if nothing was measured; `not_measured` then says why.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Inspection:
     signature: Signature
     decision: BatchingDecision
     devices: tuple[str, ...]
+    nodes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     measured: Measurements | None = None
     not_measured: str = ""
 
@@ -123,7 +125,8 @@ def _inspect_file(source: ModelSource, config: ServerConfig, wanted: Wanted) -> 
             _write_batched(prepared, wanted.write_batched)
         signature, settings = prepared.io_mapping.signature, prepared.settings
         known = (_kind_of(source), signature, prepared.batching, settings.devices)
-        found = Inspection(source.name, source.version, source.path, *known)
+        placed = prepared.session.nodes_by_provider()
+        found = Inspection(source.name, source.version, source.path, *known, nodes=placed)
         if not wanted.measure:
             return replace(found, not_measured="--no-measure")
         length = wanted.length or prepared.working_size

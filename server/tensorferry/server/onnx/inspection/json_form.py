@@ -44,6 +44,7 @@ def model_of(argument: str, found: Inspection, bounds: Sequence[float]) -> dict[
         "outputs": [_tensor(spec) for spec in signature.outputs],
         "probable_states": found.states,
         "devices": found.devices,
+        "nodes_by_provider": found.nodes,
         "batching": {
             **_fields(decision, ("verdict", "description", "max_batch_size")),
             "shares_batches": decision.merges,

@@ -80,6 +80,10 @@ def _verdict(found: Inspection) -> Iterator[str]:
     yield from _labelled("copy", _COPY if decision.rewritten else "")
     for remedy in decision.remedies:
         yield from _labelled("change", remedy)
+    for provider, operators in found.nodes.items():
+        total = sum(operators.values())
+        listed = ", ".join(f"{count} {operator}" for operator, count in sorted(operators.items()))
+        yield from _labelled("nodes", f"{total} on {provider}: {listed}")
     if found.states:
         pairs = ",".join(f"{given}={taken}" for given, taken in found.states.items())
         yield from _labelled(

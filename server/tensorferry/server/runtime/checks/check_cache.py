@@ -15,12 +15,12 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tensorferry.server.runtime.ort import onnxruntime
-from tensorferry.server.runtime.ort_options import OrtOptions
+from tensorferry.server.runtime.ort_options import OrtOptions, is_package
 from tensorferry.server.system.private_files import make_private_folder
 from tensorferry.server.system.threads import ThreadKind, new_thread
 
@@ -95,6 +95,14 @@ def _status(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
+def _version_of(package: str) -> str | None:
+    """Return the version of a package; None if it is missing, which the session reports."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 class CheckCache:
     """Results of the checks of one model file, with a session's options on some devices. Thread-safe.
 
@@ -110,9 +118,9 @@ class CheckCache:
         self._libraries = [library.path for library in options.op_libraries]
         # Threads change no result.
         options = replace(options, processes=1, intra_op_threads=0)
-        self._conditions = repr(
-            (_VERSION, version("tensorferry"), onnxruntime.__version__, options, self.devices)
-        )
+        packages = [provider.name for provider in (*options.cpu, *options.gpu) if is_package(provider.name)]
+        versions = [_version_of(package) for package in ("tensorferry", *packages)]
+        self._conditions = repr((_VERSION, versions, onnxruntime.__version__, options, self.devices))
         self._made = time.time_ns()
         self._status = _status(path)
         self._digest: Future[str] = Future()
