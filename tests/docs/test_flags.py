@@ -15,7 +15,7 @@ from tensorferry.server.config.server_config import OPTIONS
 
 # Flags of other programs, and of scripts and make targets of this repository.
 OTHERS = frozenset({
-    "--apart", "--cap-drop", "--chmod", "--concurrency-range", "--create-namespace", "--docs", "--enable-feature", "--go",
+    "--apart", "--cap-drop", "--chmod", "--concurrency-range", "--create-namespace", "--docs", "--dynamic", "--enable-feature", "--go",
     "--go-grpc", "--grpc-java", "--image", "--install", "--java", "--labels", "--load", "--loads", "--minutes",
     "--namespace", "--no-deps", "--only", "--percentile", "--plugin", "--read-only", "--require-hashes", "--restart", "--results", "--rm", "--rounds",
     "--seconds", "--set", "--spare-core", "--strict", "--tmpfs", "--values",

@@ -9,8 +9,8 @@ import sys
 import pytest
 from docs.pages import ROOT, blocks
 
-# Of `pip install '.[cpu]'`.
-INSTALLED = {"google", "grpc", "numpy", "onnx", "onnxruntime", "tensorferry"}
+# Of `pip install '.[cpu]'`; frigate runs its plugins.
+INSTALLED = {"frigate", "google", "grpc", "numpy", "onnx", "onnxruntime", "tensorferry"}
 # Where the module has another name than the package, or the extra.
 PACKAGES = {"opentelemetry": "otel", "PIL": "pillow", "sklearn": "scikit-learn"}
 PAGES = sorted({block.page for block in blocks() if block.language == "python"})

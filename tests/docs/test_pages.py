@@ -15,7 +15,7 @@ from tensorferry.client import InferenceClient, InferenceError
 
 # These pages have their own tests below, with their own servers.
 WITH_OWN_SERVER = (
-    "docs/guides/exporting.md", "docs/guides/image_classification.md", "docs/guides/kubernetes.md",
+    "docs/guides/applications.md", "docs/guides/exporting.md", "docs/guides/image_classification.md", "docs/guides/kubernetes.md",
     "docs/guides/python_models.md", "docs/guides/security.md", "docs/guides/sequences.md",
     "docs/guides/tables.md", "docs/guides/text_embeddings.md", "docs/reference/repository.md",
 )  # fmt: skip
