@@ -51,6 +51,7 @@ html_title = f"tensorferry {release}"
 html_copy_source = False
 # Excerpts would need requests, which browsers refuse to a page that was opened as a file.
 html_show_search_summary = False
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 # The theme has no web fonts, and nothing else that is fetched from elsewhere.
 html_theme_options = {"top_of_page_buttons": []}
 
