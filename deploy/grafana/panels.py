@@ -500,6 +500,47 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             width=6,
         ),
     ],
+    "Sequences and cache": [
+        Panel(
+            "Living sequences",
+            "Of models with states",
+            "short",
+            [Query(total("tensorferry_sequences"), "{{model}}")],
+            width=6,
+            stack=True,
+        ),
+        Panel(
+            "Ends of sequences",
+            "ended: by the client. idle, stream, cancelled, failed and restarted: their states are lost",
+            "cps",
+            [Query(rate("tensorferry_sequences_ended_total", by="model, reason"), "{{model}} {{reason}}")],
+            width=6,
+        ),
+        Panel(
+            "Memory of states and cache",
+            "States of living sequences, and answers in the cache",
+            "bytes",
+            [
+                Query(total("tensorferry_state_bytes"), "{{model}} states"),
+                Query(total("tensorferry_cache_bytes"), "{{model}} cache"),
+            ],
+            width=6,
+        ),
+        Panel(
+            "Answers from the cache",
+            "As a share of the requests to models with a cache",
+            "percentunit",
+            [
+                Query(
+                    f"{rate('tensorferry_cache_hits_total', by='model')} / ({rate('tensorferry_cache_hits_total', by='model')}"
+                    f" + {rate('tensorferry_cache_misses_total', by='model')})",
+                    "{{model}}",
+                )
+            ],
+            width=6,
+            most=1,
+        ),
+    ],
     "Process": [
         Panel(
             "Processor",

@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from deploy.promql import Page, page_of
+from support.models import small
 from support.processes.probe import WAIT_SECONDS, request
 from support.processes.server import ServerProcess
 
+from tensorferry.client import InferenceClient
 from tensorferry.protos import inference_pb2_grpc
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -23,10 +26,24 @@ def scrape(server: ServerProcess, accept: str = "") -> tuple[str, str]:
         return response.read().decode(), response.headers["Content-Type"]
 
 
+APP = """from tensorferry.serving import onnx
+total = onnx("total.onnx", name="total", states={"past": "next"})
+"""
+
+
 @pytest.fixture(scope="module")
-def server(transport: str, probe_model: Path) -> Iterator[ServerProcess]:
-    """A server that has answered some requests, one of them traced, and refused one."""
-    server = ServerProcess.start(probe_model, "--metrics-port", "0", transport=transport)
+def server(
+    transport: str, probe_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server that has answered some requests, one of them traced, and a sequence, and refused a request."""
+    folder = tmp_path_factory.mktemp("stateful")
+    text = "(float[n, 1] x, float[n, 1] past) => (float[n, 1] y, float[n, 1] next) { next = Add (past, x) y = Neg (next) }"
+    small.written(folder / "total.onnx", text)
+    (folder / "app.py").write_text(APP)
+    models = (probe_model, folder / "app.py")
+    server = ServerProcess.start(*models, "--cache", "1MiB", "--metrics-port", "0", transport=transport)
+    with InferenceClient(server.address) as client, client.sequence("total") as sequence:
+        sequence.infer({"x": np.ones((1, 1), np.float32)})
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         for number, (trace, flags) in enumerate(((None, ""), (NOT_KEPT, "00"), (TRACE, "01"))):

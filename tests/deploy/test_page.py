@@ -44,14 +44,14 @@ def test_prometheus_gets_openmetrics_with_the_traced_request(server: ServerProce
     assert traced.exemplar is not None
     assert traced.exemplar.labels == {"trace_id": TRACE}
     assert 0 < traced.exemplar.value <= float(traced.labels["le"])
-    assert sum(sample.value for sample in buckets if sample.name.endswith("_count")) == 3
+    assert sum(sample.value for sample in buckets if sample.name.endswith("_count")) == 4
     assert not [
         s for family in families.values() if family.type != "histogram" for s in family.samples if s.exemplar
     ]
     triton = families["nv_inference_request_success"]
     assert triton.type == "unknown"
     assert {sample.name for sample in triton.samples} == {"nv_inference_request_success"}
-    assert sum(sample.value for sample in triton.samples) == 3
+    assert sum(sample.value for sample in triton.samples) == 4
 
 
 def test_both_formats_have_the_same_series(server: ServerProcess) -> None:
