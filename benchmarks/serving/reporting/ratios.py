@@ -12,7 +12,18 @@ from statistics import median
 from typing import Any
 
 from serving.plan import ONE_STREAM, OPEN, RAW, SIZES_IN_FLIGHT, STREAMS, UNARY
-from serving.servers import ECHO, ECHO_STREAMS, HTTP, LANE, MAX_BATCH_SIZE, MOSEC, SLOW_PEERS, TRITON
+from serving.servers import (
+    BENTOML,
+    ECHO,
+    ECHO_STREAMS,
+    HTTP,
+    LANE,
+    LITSERVE,
+    MAX_BATCH_SIZE,
+    MOSEC,
+    SLOW_PEERS,
+    TRITON,
+)
 
 Row = Mapping[str, Any]
 Figures = Mapping[int, float]
@@ -98,10 +109,10 @@ def _tiny(rows: Sequence[Row]) -> list[Ratio]:
             Ratio(name, "mosec", 0.75, over(MOSEC)),
             *(Ratio(name, peer, 4, over(peer)) for peer in SLOW_PEERS),
         ]
-        http, mosec = (figures(rows, server, "tiny", UNARY, callers) for server in (HTTP, MOSEC))
+        http = figures(rows, HTTP, "tiny", UNARY, callers)
         ratios += [
-            Ratio(f"{name}, HTTP", "the lane", 1.3, divided(http, ours)),
-            Ratio(f"{name}, HTTP", "mosec", 0.85, divided(http, mosec)),
+            Ratio(f"{name}, HTTP", "the lane" if server == LANE else server, wanted, over(server, ours=http))
+            for server, wanted in ((LANE, 1.3), (MOSEC, 0.85), (LITSERVE, 8), (BENTOML, 10))
         ]
     few = [figures(rows, server, "tiny", UNARY, 8) for server in (LANE, TRITON)]
     large = [figures(rows, server, "256 KiB", UNARY, SIZES_IN_FLIGHT) for server in (HTTP, LANE)]
