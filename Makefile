@@ -163,8 +163,8 @@ bench-python: $(LOAD) $(VENV)/.dev $(VENV)/.plots $(VENV)/.embeddings $(SENTENCE
 bench-python-report: $(VENV)/.dev ## write docs/results/python_models.md from the last `make bench-python`
 	@$(PYTHON_MODELS).report
 
-real-models: $(VENV)/.dev $(REAL_MODELS)/.done $(if $(QUICK),,$(LOAD)) ## serve models of Python packages (130 MB): verdicts, answers, time to ready, default batch sizes beside the best; writes docs/results/real_models.md (two hours; QUICK=1: verdicts and answers of the small ones, a minute; ONLY=detection,magika; RATES=detection,magika: rates of these; ROUNDS=3; ROUNDS=0: without rates)
-	@PYTHONPATH=benchmarks $(BIN)/python -m real_models.run --files $(REAL_MODELS) $(if $(QUICK),--quick,--load $(LOAD)) $(if $(ONLY),--only $(ONLY)) $(if $(RATES),--rates $(RATES)) $(if $(ROUNDS),--rounds $(ROUNDS))
+real-models: $(VENV)/.dev $(REAL_MODELS)/.done $(if $(QUICK),,$(LOAD)) ## serve models of Python packages (130 MB): verdicts, answers, time to ready, default batch sizes beside the best; writes docs/results/real_models.md (two hours; QUICK=1: verdicts and answers of the small ones, a minute; ONLY=detection,magika; RATES=detection,magika: rates of these; ROUNDS=3; ROUNDS=0: without rates; ADD=1: keep the results of other models from the last run)
+	@PYTHONPATH=benchmarks $(BIN)/python -m real_models.run --files $(REAL_MODELS) $(if $(QUICK),--quick,--load $(LOAD)) $(if $(ONLY),--only $(ONLY)) $(if $(RATES),--rates $(RATES)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ADD),--add)
 	@$(if $(QUICK)$(ONLY),,PYTHONPATH=benchmarks $(BIN)/python -m real_models.report)
 
 bench-sequences: $(VENV)/.dev $(REAL_MODELS)/.done $(LOAD) ## measure silero-vad with states in the server beside clients that send them (three minutes; ROUNDS=5)

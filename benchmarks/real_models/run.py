@@ -1,6 +1,6 @@
 """Serve real models of Python packages, check their answers, and measure their default batch sizes.
 
-    python -m real_models.run --files FOLDER [--load PROGRAM | --quick] [--rounds N] [--only MODEL,...] [--rates MODEL,...]
+    python -m real_models.run --files FOLDER [--load PROGRAM | --quick] [--rounds N] [--only MODEL,...] [--rates MODEL,...] [--add]
 
 Results are written to real_models.json in the cache of `make bench` as they arrive; `real_models.report` makes the page
 from them. With --quick only verdicts and answers of the small models are looked at, and nothing is written.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import sys
 import time
@@ -52,6 +53,9 @@ def main() -> None:
     )
     parser.add_argument("--only", default="", help="models, with commas between")
     parser.add_argument("--rates", default="", help="models whose rates are measured (default: all)")
+    parser.add_argument(
+        "--add", action="store_true", help="keep the results of other models from the last run"
+    )
     arguments = parser.parse_args()
     cache, cores, everywhere = cache_folder(), Cores.split(), os.sched_getaffinity(0)
     write_models(cache)
@@ -66,10 +70,21 @@ def main() -> None:
         "machine": describe(cache), "missing": {}, "models": [], "measurements": [], "open": [],
         "failures": [], "rounds": arguments.rounds,
     }  # fmt: skip
-    began = time.monotonic()
+    began, earlier_minutes = time.monotonic(), 0.0
+    if arguments.add:
+        earlier = json.loads(results_file(cache).read_text())
+        again = {model.name for model in models}
+        for kind, name in (
+            ("models", "name"),
+            ("measurements", "model"),
+            ("open", "model"),
+            ("failures", "model"),
+        ):
+            results[kind] += [row for row in earlier[kind] if row[name] not in again]
+        earlier_minutes = earlier["minutes"]
 
     def arrived() -> None:
-        results["minutes"] = round((time.monotonic() - began) / 60, 1)
+        results["minutes"] = round(earlier_minutes + (time.monotonic() - began) / 60, 1)
         if not arguments.quick:
             save(results, results_file(cache))
 
