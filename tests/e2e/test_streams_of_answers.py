@@ -319,6 +319,8 @@ def test_an_http_client_that_leaves_ends_the_generator(server: ServerProcess, tm
         ("plain", {"id": 3}, 400, "'id' is 3; it must be a string"),
         ("nobody", {}, 404, "unknown model: 'nobody'"),
         ("plain", [], 400, "JSON object"),
+        ("plain", {"id": "\ud800"}, 400, "surrogate"),
+        ("plain", {"x": "\ud800"}, 400, "surrogate"),
     ],
 )
 def test_an_error_before_the_first_event_has_a_status(
@@ -335,6 +337,18 @@ def test_a_model_with_one_answer_gives_one_event(server: ServerProcess) -> None:
         with events(server, "twice", {"x": 4, "temperature": 0.5}, method) as response:
             assert parse(response) == {**head, "y": 8}
             assert response.read() == b""
+
+
+def test_the_client_of_events_may_ask_for_an_empty_last_one(server: ServerProcess, tmp_path: Path) -> None:
+    body = {
+        "notes": str(go(tmp_path / "notes")),
+        "count": 2,
+        "size": 1,
+        "triton_enable_empty_final_response": True,
+    }
+    with events(server, "plain", body) as response:
+        assert [event(response).get("number") for _ in range(3)] == [0, 1, None]
+        assert response.read() == b""
 
 
 def test_no_answers_are_an_empty_stream(server: ServerProcess, tmp_path: Path) -> None:

@@ -70,12 +70,19 @@ def test_only_models_may_be_large(serve: Serve) -> None:
     assert served.ask(post("/v2/repository/index", large)).status == 413
     # Read, and then refused because this server has no such method.
     assert served.ask(post(LOAD, large)).status == 501
+    # The body is not read.
+    for path, status in (("/v2/health/live", 413), ("/unknown", 404)):
+        client = served.client()
+        client.send(get(path, Content_Length=str(LARGE)))
+        assert client.read().status == status
+        assert client.ended()
 
 
 def test_half_a_surrogate_pair_is_an_error_of_the_client(serve: Serve) -> None:
     for path, body in (
         ("/v2/trace/setting", {"trace_level": "\ud800"}),
         (INFER, {"id": "\ud800", "inputs": []}),
+        ("/v1/embeddings", {"input": "a", "model": "\ud800"}),
     ):
         answer = serve().ask(post(path, body))
         assert (answer.status, "surrogate" in answer.error) == (400, True)

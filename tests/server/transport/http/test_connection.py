@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
     "long-head": (b"GET / HTTP/1.1\r\nX: " + b"y" * 20_000, 431, "more than 16384 bytes"),
     "large-body": (b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 99999999999\r\n\r\n", 413, "takes at most"),
     "large-chunks": (
-        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n", 413, "takes at most",
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n", 413, "takes at most",
     ),
     "smuggled": (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "Content-Length"),
 }  # fmt: skip

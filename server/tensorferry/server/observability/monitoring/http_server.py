@@ -97,8 +97,6 @@ class MetricsServer:
 class _Pages:
     """Serves pages, each made on a thread of its own. See `Application`."""
 
-    max_body_bytes = _MAX_BODY_BYTES
-
     def __init__(
         self,
         routes: Mapping[str, Route],
@@ -121,6 +119,10 @@ class _Pages:
             # site read the response.
             target = HttpError(403, "use localhost or 127.0.0.1 as host, or set --metrics-host")
         return Routed(target, _as_text)
+
+    def max_body_bytes(self, head: Head) -> int:
+        """Return the bytes of the largest body, which means nothing here."""
+        return _MAX_BODY_BYTES
 
     def refusal(self, connection: Connection, head: Head) -> HttpError | None:
         """Return why a request is refused before its body."""

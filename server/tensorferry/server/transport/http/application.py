@@ -35,14 +35,13 @@ class InferenceApplication:
         on_loop: Callable[[Callable[[], None]], None],
     ) -> None:
         self._service = service
-        self.max_body_bytes = service.limits.message_bytes
         # Whether a web page can call this server by a name of its own that resolves to this machine.
         local = ipaddress.ip_address(listening.getsockname()[0]).is_loopback
         local = local and shared.tls is None and not shared.requires_credentials
         self.route = partial(routed, local=local)
         self.methods = MethodCalls(service, extensions, shared.access, on_loop)
         self.inferences = InferenceCalls(service, shared, self.methods, loop, on_loop)
-        self.refusal = self.methods.refusal
+        self.refusal, self.max_body_bytes = self.methods.refusal, self.methods.max_body_bytes
 
     def serve(self, exchange: Exchange, body: bytes) -> None:
         """Answer a request, at once or later."""

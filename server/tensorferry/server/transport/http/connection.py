@@ -201,8 +201,9 @@ class Connection(asyncio.Protocol):
         except HttpError as error:
             self._fail(self._explained(error, data))
             return
-        if head.length > self._owner.max_body_bytes:
-            self._fail(too_large(str(head.length), self._owner.max_body_bytes), head)
+        most = self._owner.max_body_bytes(head)
+        if head.length > most:
+            self._fail(too_large(str(head.length), most), head)
             return
         stop = end + head.length
         if head.chunked or len(data) < stop:
@@ -224,13 +225,14 @@ class Connection(asyncio.Protocol):
         if refusal is not None:
             self._fail(refusal, head)
             return
-        most = self._owner.max_body_bytes if head.chunked else head.length
-        self._started(_ARRIVAL_SECONDS + most / _LEAST_BYTES_PER_SECOND)
+        most = self._owner.max_body_bytes(head)
+        length = most if head.chunked else head.length
+        self._started(_ARRIVAL_SECONDS + length / _LEAST_BYTES_PER_SECOND)
         self._head = head
         if head.expects_continue and not data:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if head.chunked:
-            self._chunks = ChunkedBody(self._owner.max_body_bytes)
+            self._chunks = ChunkedBody(most)
             self._take_chunks(data)
         else:
             self._parts, self._missing = [data], head.length - len(data)
@@ -325,6 +327,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`: the client has not read everything."""
         self._writes_wait = True
+        self._started(_IDLE_SECONDS)
 
     def resume_writing(self) -> None:
         """See `asyncio.Protocol`: everything that was written is sent."""
@@ -337,10 +340,13 @@ class Connection(asyncio.Protocol):
                 return
             self._owner.unread.close(self._account)
             self._account = None
+        if self._exchange is not None:
+            # Further events follow.
+            return
         # Soon, because asyncio would end the connection twice if it were closed within this call.
         if self._ends or (self._owner.draining and self.idle):
             self._owner.on_loop(self._transport.close)
-        elif self._exchange is None and self._discard is None:
+        elif self._discard is None:
             self._owner.on_loop(self._continue)
 
     def _give_up(self, error: UnreadResponsesError) -> None:
@@ -348,7 +354,9 @@ class Connection(asyncio.Protocol):
 
     def _count_unsent(self) -> None:
         self._account = ResponseAccount(self.peer, self._give_up)
-        if self._owner.unread.add(self._account, self._unsent_bytes) is not None:
+        events = sum(nbytes for nbytes, _ in self._unsent_events)
+        # Events are counted in an account of their own.
+        if self._owner.unread.add(self._account, max(0, self._unsent_bytes - events)) is not None:
             self._transport.abort()
 
     @property
@@ -388,7 +396,8 @@ class Connection(asyncio.Protocol):
         if self._writes_wait and self._unsent != (unsent := self._unsent_bytes):
             # The client reads.
             self._unsent, self._since = unsent, now
-        if self._exchange is not None or now - self._since < self._allowed_seconds:
+        answering = self._exchange is not None and not self._writes_wait
+        if answering or now - self._since < self._allowed_seconds:
             return
         if self._writes_wait:
             self._transport.abort()

@@ -24,6 +24,7 @@ from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.generate import GenerateForm, error_event, generate_request
 from tensorferry.server.transport.http.infer_answers import AnswerTranslator
 from tensorferry.server.transport.http.infer_requests import AnswerForm, RequestTranslator
+from tensorferry.server.transport.http.json_fields import HALF_A_PAIR
 from tensorferry.server.transport.http.method_calls import MethodCalls
 from tensorferry.server.transport.http.routes import Target
 from tensorferry.server.transport.http.text.requests import TextForm, TextRequests
@@ -112,7 +113,10 @@ class InferenceCalls:
         try:
             if head.encoding != "identity":
                 body = unpacked(body, head.encoding, self._max_body_bytes)
-            message, form = self._message(target, body, head.json_length)
+            try:
+                message, form = self._message(target, body, head.json_length)
+            except UnicodeEncodeError:
+                raise HttpError(400, HALF_A_PAIR) from None
         except Exception as error:
             if isinstance(error, HttpError):
                 self._service.count_refused(StatusCode.INVALID_ARGUMENT)
@@ -190,6 +194,8 @@ class InferenceCalls:
         try:
             if reply.silent:
                 return b"" if exchange.has_events else response(200, b"", EVENTS)
+            if isinstance(form, GenerateForm) and exchange.has_events:
+                return form.event(reply.pieces())
             if isinstance(form, (TextForm, GenerateForm)):
                 return form.response(reply.pieces())
             return self._answers.response(reply.pieces(), form, gzipped=exchange.head.accepts_gzip)

@@ -54,6 +54,8 @@ def set_parameter(parameters: Any, name: str, value: Any) -> None:
         if field in parameter.DESCRIPTOR.fields_by_name:
             try:
                 setattr(parameter, field, value)
+            except UnicodeEncodeError:
+                raise
             except ValueError:
                 # The integer does not fit this field.
                 continue

@@ -19,7 +19,7 @@ from tensorferry.server.transport.http.connection import Connection, Exchange
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.heads import Head
 from tensorferry.server.transport.http.json_fields import HALF_A_PAIR, Fields, fields_of
-from tensorferry.server.transport.http.routes import Target, path_of
+from tensorferry.server.transport.http.routes import INFER, Target, path_of
 from tensorferry.server.transport.http.text.requests import ready_models
 from tensorferry.server.transport.threaded_servicer import Extension
 from tensorferry.server.wire import bounds
@@ -59,7 +59,8 @@ class MethodCalls:
 
     def ready_models(self) -> Sequence[pb.ModelMetadataResponse]:
         """Return the metadata of the models that are ready."""
-        return ready_models(self._handlers["RepositoryIndex"](pb.RepositoryIndexRequest()), self.metadata)
+        index = self._handlers["RepositoryIndex"](pb.RepositoryIndexRequest(ready=True))
+        return ready_models(index, self.metadata)
 
     def serve(self, exchange: Exchange, target: Target, body: bytes) -> None:
         """Answer a request: of health at once, because it is asked while all threads are busy, else later.
@@ -82,15 +83,24 @@ class MethodCalls:
 
     def refusal(self, connection: Connection, head: Head) -> HttpError | None:
         """Return why a request is refused whatever its body is, so that the body of a client without a right is not kept."""
-        if self._access is None or isinstance(head.target, HttpError):
-            return None
+        if isinstance(head.target, HttpError):
+            return head.target
         method = path_of(head.target.route)
-        if method not in HEALTH:
+        if self._access is not None and method not in HEALTH:
             try:
                 self._admit(self._access, connection, method, head)
             except Exception as error:
                 return error_of(self._service.status_of(error))
         return None
+
+    def max_body_bytes(self, head: Head) -> int:
+        """Return the bytes of the largest body: few, but for tensors and the files of a model."""
+        if not isinstance(head.target, HttpError) and head.target.route.rpc not in (
+            INFER,
+            "RepositoryModelLoad",
+        ):
+            return bounds.MAX_MESSAGE_BYTES
+        return self._max_body_bytes
 
     def _admit(
         self, access: AccessControl, connection: Connection, method: str, head: Head
@@ -102,8 +112,7 @@ class MethodCalls:
     def _response(self, target: Target, head: Head, body: bytes, client: ClientIdentity) -> bytes:
         route, token = target.route, CURRENT_CLIENT.set(client)
         try:
-            uploads = route.rpc == "RepositoryModelLoad"
-            most = self._max_body_bytes if uploads else bounds.MAX_MESSAGE_BYTES
+            most = self.max_body_bytes(head)
             fields: Fields = {}
             # The body of GET means nothing.
             if body and head.method == "POST":

@@ -63,7 +63,9 @@ class Route(NamedTuple):
 
     def request(self, parts: Mapping[str, str], fields: Fields) -> Any:
         """Return the request message. HttpError if a field cannot be used."""
-        message = getattr(pb, f"{self.rpc}Request")(**({} if self.describes else parts))
+        # Answers to GET are of models that are ready. Others are in the repository's folders, which may be slow to read.
+        of_ready = (self.method, self.rpc) == ("GET", "RepositoryIndex")
+        message = getattr(pb, f"{self.rpc}Request")(**({"ready": True} if of_ready else parts))
         if self.fill is not None:
             self.fill(message, fields)
         return message

@@ -33,9 +33,8 @@ _HANDSHAKE_SECONDS = 10.0
 class Application(Protocol):
     """What an HTTP server serves. All methods but `close` are called on the loop's thread."""
 
-    @property
-    def max_body_bytes(self) -> int:
-        """The largest body that is read."""
+    def max_body_bytes(self, head: Head) -> int:
+        """Return the bytes of the largest body that is read after this head."""
 
     def route(self, method: str, path: str, fields: Mapping[str, str]) -> Routed:
         """Return what serves a request. See `Router`."""
