@@ -1,4 +1,4 @@
-"""The cache of answers: equal rows are not run again, and those in flight run once."""
+"""The cache of answers: equal requests are not run again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from support.batcher.rig import PATIENCE, Recorder, new_request
 
 from tensorferry.batcher import (
     AnswerCache,
+    Batcher,
     BatcherClosed,
     Cancelled,
     DeadlineExceeded,
+    Pipeline,
     QueueFull,
     Request,
+    Stage,
 )
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -42,7 +45,7 @@ MakeCache = Callable[..., AnswerCache]
 
 @pytest.fixture
 def cache(make: Make, model: ScriptedRunner) -> AnswerCache:
-    return AnswerCache(make(model, max_batch_size=4), 10_000, batched=True)
+    return AnswerCache(make(model, max_batch_size=4), 10_000, by_rows=True)
 
 
 def rows(*values: float) -> Array:
@@ -93,69 +96,76 @@ def test_rows_of_larger_requests_are_known_one_by_one(cache: AnswerCache, model:
 
 def test_without_rows_a_request_is_known_as_a_whole(make: Make, model: ScriptedRunner) -> None:
     model.open()
-    cache = AnswerCache(make(model, max_batch_size=0), 10_000, batched=False)
+    cache = AnswerCache(make(model, max_batch_size=0), 10_000, by_rows=False)
     assert outputs(send(cache, rows(1, 2))[1]) == outputs(send(cache, rows(1, 2))[1]) == [2, 4]
     assert outputs(send(cache, rows(1))[1]) == [2]
     assert counts(cache) == (1, 2, 2)
 
 
-def test_equal_rows_in_flight_run_once(cache: AnswerCache, model: ScriptedRunner) -> None:
-    sent = [send(cache, rows(1))[1] for _ in range(5)]
+@pytest.mark.parametrize("kind", ["batcher", "pipeline"])
+def test_queued_requests_get_the_answer_of_an_equal_one(make: Make, model: ScriptedRunner, kind: str) -> None:
+    """Those that arrive while it runs are not run. Each can be cancelled, and has its deadline."""
+    batcher: Batcher | Pipeline = make(model, max_batch_size=4)
+    if kind == "pipeline":
+        stage = Stage("only", batcher, inputs={"x": "x"}, outputs={"y": "y"})
+        batcher = Pipeline("p", [stage], inputs=["x"], outputs=["y"])
+    cache = AnswerCache(batcher, 10_000, by_rows=True)
+    first, ran = send(cache, rows(1))
     model.await_batches(1)
-    sent.append(send(cache, rows(1))[1])
+    equal = [send(cache, rows(1)) for _ in range(6)]
+    _, other = send(cache, rows(3))
+    assert batcher.cancel(equal[0][0])
+    assert isinstance(error_of(equal[0][1]), Cancelled)
     model.open()
-    assert [outputs(recorder) for recorder in sent] == [[2]] * 6
-    assert len(model.batches) == 1
-    assert counts(cache) == (5, 1, 1)
+    assert outputs(ran) == [2]
+    assert [outputs(recorder) for _, recorder in equal[1:]] == [[2]] * 5
+    assert outputs(other) == [6]
+    assert [batch["x"].tolist() for batch in model.batches] == [[[1]], [[3]]]
+    assert counts(cache) == (5, 3, 2)
+    assert batcher.drain(PATIENCE)
+    assert not batcher.cancel(first)
 
 
-def test_one_that_waits_can_be_cancelled(cache: AnswerCache, model: ScriptedRunner) -> None:
-    _, first = send(cache, rows(1))
-    waiting, second = send(cache, rows(1))
-    _, third = send(cache, rows(1))
-    assert cache.cancel(waiting)
-    assert isinstance(error_of(second), Cancelled)
-    assert not cache.cancel(waiting)
-    model.open()
-    assert [outputs(recorder) for recorder in (first, third)] == [[2], [2]]
-
-
-def test_those_that_wait_run_if_the_first_is_cancelled(cache: AnswerCache, model: ScriptedRunner) -> None:
-    first, cancelled = send(cache, rows(1))
-    waiting = [send(cache, rows(1))[1] for _ in range(3)]
-    assert cache.cancel(first)
-    model.open()
-    assert isinstance(error_of(cancelled), Cancelled)
-    assert [outputs(recorder) for recorder in waiting] == [[2]] * 3
-    assert not cache.cancel(first)
-
-
-def test_each_request_keeps_its_deadline(make: Make, model: ScriptedRunner, clock: VirtualClock) -> None:
-    cache = AnswerCache(make(model, clock=clock), 10_000, batched=True)
+def test_an_equal_request_that_waits_is_refused_and_expires_as_others(
+    make: Make, model: ScriptedRunner, clock: VirtualClock
+) -> None:
+    cache = AnswerCache(make(model, clock=clock, max_queue_size=2), 10_000, by_rows=True)
     _, first = send(cache, rows(1), deadline=5.0)
+    model.await_batches(1)
     _, early = send(cache, rows(1), deadline=1.0)
     _, late = send(cache, rows(1), deadline=100.0)
-    model.await_batches(1)
-    clock.advance(7.0)
+    with pytest.raises(QueueFull):
+        send(cache, rows(1))
+    clock.advance(2.0)
+    assert isinstance(error_of(early), DeadlineExceeded)
+    clock.advance(5.0)
     model.open()
     assert isinstance(error_of(first), DeadlineExceeded)
-    assert isinstance(error_of(early), DeadlineExceeded)
     assert outputs(late) == [2]
-    with pytest.raises(DeadlineExceeded):
-        send(cache, rows(1), deadline=1.0)
 
 
-def test_a_failure_is_shared_and_not_kept(cache: AnswerCache, model: ScriptedRunner) -> None:
+def test_a_closed_batcher_answers_those_that_wait_for_an_equal_one(make: Make, model: ScriptedRunner) -> None:
+    batcher = make(model)
+    cache = AnswerCache(batcher, 10_000, by_rows=True)
+    sent = [send(cache, rows(1))[1]]
+    model.await_batches(1)
+    sent += [send(cache, rows(1))[1] for _ in range(3)]
+    assert not batcher.drain(0.0)
+    model.open()
+    assert [outputs(recorder) for recorder in sent] == [[2]] * 4
+
+
+def test_a_failure_is_not_kept(cache: AnswerCache, model: ScriptedRunner) -> None:
     sent = [send(cache, rows(-1))[1] for _ in range(2)]
     model.open()
     assert [type(error_of(recorder)) for recorder in sent] == [ValueError, ValueError]
     assert isinstance(error_of(send(cache, rows(-1))[1]), ValueError)
-    assert counts(cache) == (0, 2, 0)
+    assert counts(cache) == (0, 3, 0)
 
 
 def test_a_refused_request_leaves_nothing_behind(make: Make, model: ScriptedRunner) -> None:
     batcher = make(model, max_batch_size=1, max_queue_size=1)
-    cache = AnswerCache(batcher, 10_000, batched=True)
+    cache = AnswerCache(batcher, 10_000, by_rows=True)
     _, first = send(cache, rows(1))
     model.await_batches(1)
     _, second = send(cache, rows(2))
@@ -173,13 +183,13 @@ def test_a_refused_request_leaves_nothing_behind(make: Make, model: ScriptedRunn
 
 def test_the_rows_used_last_are_kept(make: Make, model: ScriptedRunner) -> None:
     model.open()
-    cache = AnswerCache(make(model), 1100, batched=True)
+    cache = AnswerCache(make(model), 1100, by_rows=True)
     for value in (1, 2, 1, 3, 1, 2):
         outputs(send(cache, rows(value))[1])
     found = cache.statistics()
     assert (found.hits, found.misses, found.rows) == (2, 4, 2)
     assert found.nbytes <= 1100
-    small = AnswerCache(make(model), 100, batched=True)
+    small = AnswerCache(make(model), 100, by_rows=True)
     assert outputs(send(small, rows(1))[1]) == [2]
     assert counts(small) == (0, 1, 0)
 
@@ -199,7 +209,7 @@ def test_inputs_that_differ_in_anything_are_different(make: Make) -> None:
         text = repr((array.dtype.str, array.shape, [*batch], array.tolist()))
         return {"y": np.array([text], object)}
 
-    cache = AnswerCache(make(described, max_batch_size=0), 1 << 20, batched=False)
+    cache = AnswerCache(make(described, max_batch_size=0), 1 << 20, by_rows=False)
     chance = random.Random(1)
     values: list[tuple[str, Array]] = []
     for _ in range(50):
@@ -220,7 +230,8 @@ def test_inputs_that_differ_in_anything_are_different(make: Make) -> None:
 
 
 def test_counts_and_answers_under_many_threads(make: Make) -> None:
-    cache = AnswerCache(make(doubled, max_batch_size=8), 2000, batched=True)
+    batcher = make(doubled, max_batch_size=8)
+    cache = AnswerCache(batcher, 2000, by_rows=True)
     wrong: list[Any] = []
 
     def ask(seed: int) -> None:
@@ -229,7 +240,7 @@ def test_counts_and_answers_under_many_threads(make: Make) -> None:
             values = [float(chance.randrange(6)) for _ in range(chance.choice((1, 1, 1, 3)))]
             request, recorder = send(cache, rows(*values))
             if chance.random() < 0.1:
-                cache.cancel(request)
+                batcher.cancel(request)
             outcome = recorder.await_outcome()
             if outcome.error is not None and not isinstance(outcome.error, Cancelled):
                 wrong.append(outcome.error)

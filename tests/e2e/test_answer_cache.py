@@ -16,6 +16,8 @@ from support.processes.server import ServerProcess, running
 from tensorferry.client import InferenceClient
 
 _APP = """
+import numpy as np
+
 from tensorferry.serving import FP32, model, onnx, pipeline, step
 
 CALLS = [0]
@@ -32,6 +34,19 @@ impure = model(**declared, name="impure")(counted)
 first = model(**declared, name="first", pure=True)(counted)
 both = pipeline("both", first, step(first, inputs={"x": "y"}, outputs={"y": "z"}))
 named = pipeline("named", "pure")
+
+
+@model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, pure=True)
+def centred(x):
+    return x - x.mean()
+
+
+@model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1, -1]}, pure=True)
+def spread(x):
+    return [np.ones(int(abs(each)) % 5, np.float32) for each in x]
+
+
+padded = pipeline("padded", spread, step(spread, inputs={"x": "x"}, outputs={"y": "z"}), outputs=["y", "z"])
 
 
 @model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, streams=True, check=False)
@@ -89,6 +104,20 @@ def test_models_that_give_equal_answers_keep_them(transport: str, tmp_path: Path
     for name, why in _WHY_NOT.items():
         assert found[name] == {}
         assert f"model {name}: --cache has no effect on it: {why}" in log
+
+
+def test_rows_that_depend_on_their_request_are_not_kept_alone(serve: Serve, tmp_path: Path) -> None:
+    """A function that mixes rows, and rows that are padded to the longest of a request."""
+    (tmp_path / "app.py").write_text(_APP)
+    answers = []
+    for options in ((), ("--cache", "1MiB")):
+        with InferenceClient(serve(tmp_path / "app.py", *options).address) as client:
+            sent = [[2, 4], [2], [4, 2, 2], [2, 4]]
+            given = [
+                (name, {"x": np.array(rows, np.float32)}) for name in ("centred", "padded") for rows in sent
+            ]
+            answers.append([client.infer(name, inputs)["y"].tolist() for name, inputs in given])
+    assert answers[0] == answers[1]
 
 
 def test_a_reload_forgets_the_answers(serve: Serve, tmp_path: Path) -> None:

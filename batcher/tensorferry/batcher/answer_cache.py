@@ -1,4 +1,4 @@
-"""Cache of a model's answers, before its queue: equal rows are not run again, and those in flight run once."""
+"""Cache of a model's answers, before its queue: equal requests are not run again."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from sys import getsizeof
 from typing import Any
 
 import numpy as np
 
 from tensorferry.batcher.batcher import Batcher
-from tensorferry.batcher.errors import Cancelled, DeadlineExceeded, QueueFull, Shed
 from tensorferry.batcher.pipeline.pipeline import Pipeline
 from tensorferry.batcher.request import Outcome, Request
 
 # Bytes that a row counts beside its outputs: those of its key and of the objects around it.
 _ROW_BYTES = 512
-# Errors of one request, which say nothing of an equal one.
-_OWN_ERRORS = (Cancelled, DeadlineExceeded, QueueFull, Shed)
 
 _Row = Mapping[str, Any]
 
@@ -31,7 +28,7 @@ _Row = Mapping[str, Any]
 class CacheStatistics:
     """Requests since the start that were answered by the cache, and others, and how long the cache looked for them and copied, in seconds.
 
-    A request that waited for an equal one counts as answered by the cache. `rows` are kept now, of `nbytes` bytes.
+    A queued request that got the answer of an equal one counts as answered by the cache. `rows` are kept now, of `nbytes` bytes.
     """
 
     hits: int
@@ -43,14 +40,15 @@ class CacheStatistics:
 
 
 class AnswerCache:
-    """Keeps the outputs of rows, those used last, of at most `max_bytes`. Thread-safe.
+    """Keeps the outputs of requests, those used last, of at most `max_bytes`. Thread-safe.
 
-    Requests are enqueued and cancelled here in place of `batcher`. A row is known by the hash of its inputs, and of its client,
-    because the time of an answer would tell one client what another has asked. A request of several rows runs as a whole
-    unless all of them are known. A request of one row that is like one in flight waits for that one's answer. If the other
-    request is cancelled, too late or dropped, it runs itself.
+    Requests are enqueued here in place of `batcher`. One is known by the hash of its inputs, and of its client, because the time
+    of an answer would tell one client what another has asked. When a request has run, equal ones that are still queued are
+    answered, too. All are accepted, counted, expired and cancelled by the batcher.
 
-    `batched` is whether axis 0 counts rows. The function must give equal rows equal outputs, whatever else is in the batch.
+    With `by_rows` each row is known by itself, and a request runs as a whole unless all of its rows are known. Axis 0 must count
+    rows that do not affect each other, and every row must have outputs of the same shape. The function must give equal
+    requests equal outputs.
     """
 
     def __init__(
@@ -58,41 +56,43 @@ class AnswerCache:
         batcher: Batcher | Pipeline,
         max_bytes: int,
         *,
-        batched: bool,
+        by_rows: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._batcher = batcher
         self._max_bytes = max_bytes
-        self._batched = batched
+        self._by_rows = by_rows
         self._clock = clock
         # Guards all below. While it is held, no row is hashed or copied, and no request is enqueued or completed.
         self._lock = threading.Lock()
         self._rows: OrderedDict[bytes, tuple[_Row, int]] = OrderedDict()
         self._nbytes = 0
-        # Requests that wait for an equal one in flight, by its key, and the keys of those that wait.
-        self._waiting: dict[bytes, list[Request]] = {}
-        self._waits_for: dict[Request, bytes] = {}
+        # Requests in the batcher, in the order of their arrival, by their key. Those of several keys are in none.
+        self._in_flight: dict[bytes, dict[Request, None]] = {}
         self._hits = self._misses = 0
         self._hit_seconds = self._miss_seconds = 0.0
 
     def enqueue(self, request: Request, *, notify: bool = True) -> bool:
-        """Answer a request, let it wait for an equal one, or enqueue it; see `Batcher.enqueue`."""
+        """Answer a request, or enqueue it; see `Batcher.enqueue`."""
         began = self._clock()
-        keys = _keys(request, batched=self._batched)
-        alone = keys[0] if len(keys) == 1 else None
+        keys = _keys(request, by_rows=self._by_rows)
         with self._lock:
             known = self._known_locked(keys)
-            if known is None and alone is not None:
-                if alone in self._waiting:
-                    self._waiting[alone].append(request)
-                    self._waits_for[request] = alone
-                    return False
-                self._waiting[alone] = []
-        if known is None:
-            return self._run(request, keys, notify, self._clock() - began)
         looked_up = self._clock() - began
-        self._batcher.answer_without_run(request, _joined(known))
-        self._count_hit(looked_up)
+        if known is None:
+            return self._run(request, keys, notify, looked_up)
+        complete = request.complete
+
+        def counted(outcome: Outcome) -> None:
+            self._count(looked_up, hit=True)
+            complete(outcome)
+
+        request.complete = counted
+        try:
+            self._batcher.answer_without_run(request, _joined(known))
+        except BaseException:
+            request.complete = complete
+            raise
         return False
 
     def _known_locked(self, keys: Sequence[bytes]) -> Sequence[_Row] | None:
@@ -103,48 +103,56 @@ class AnswerCache:
             self._rows.move_to_end(key)
         return [self._rows[key][0] for key in keys]
 
-    def _count_hit(self, seconds: float) -> None:
+    def _count(self, seconds: float, *, hit: bool) -> None:
         with self._lock:
-            self._hits += 1
-            self._hit_seconds += seconds
+            if hit:
+                self._hits += 1
+                self._hit_seconds += seconds
+            else:
+                self._misses += 1
+                self._miss_seconds += seconds
 
     def _run(self, request: Request, keys: Sequence[bytes], notify: bool, looked_up: float) -> bool:
         complete = request.complete
-        request.complete = partial(self._completed, keys, complete)
+        request.complete = partial(self._completed, request, keys, complete, looked_up)
+        if len(keys) == 1:
+            with self._lock:
+                self._in_flight.setdefault(keys[0], {})[request] = None
         try:
-            runs_soon = self._batcher.enqueue(request, notify=notify)
+            return self._batcher.enqueue(request, notify=notify)
         except BaseException:
             request.complete = complete
-            self._again(self._no_longer_in_flight(keys))
+            self._leave(request, keys)
             raise
-        with self._lock:
-            self._misses += 1
-            self._miss_seconds += looked_up
-        return runs_soon
 
     def _completed(
-        self, keys: Sequence[bytes], complete: Callable[[Outcome], None], outcome: Outcome
+        self,
+        request: Request,
+        keys: Sequence[bytes],
+        complete: Callable[[Outcome], None],
+        looked_up: float,
+        outcome: Outcome,
     ) -> None:
-        """Keep the rows of a request that has run, and complete it and those that wait for it."""
-        began = self._clock()
+        """Keep the rows of a request that has run, complete it, and answer equal ones that are queued."""
         rows: Sequence[_Row] = ()
-        if outcome.error is None:
-            # Outputs that cannot be copied are the transport's problem, which encodes them.
-            with suppress(Exception):
+        began = self._clock()
+        try:
+            if outcome.batch is not None and outcome.error is None:
                 rows = _copies(outcome.outputs, len(keys))
-            self._keep(keys, rows)
-        waiting = self._no_longer_in_flight(keys)
-        with self._lock:
-            self._miss_seconds += self._clock() - began
+                self._keep(keys, rows)
+        except Exception:
+            # Outputs that cannot be copied are the transport's problem, which encodes them.
+            rows = ()
+        self._leave(request, keys)
+        # One that was answered while it was queued has no batch.
+        hit = outcome.batch is None and outcome.error is None
+        self._count(looked_up + self._clock() - began, hit=hit)
         complete(outcome)
-        if outcome.error is None and rows:
-            for request in waiting:
-                self._answer(request, rows)
-        elif outcome.error is not None and not isinstance(outcome.error, _OWN_ERRORS):
-            for request in waiting:
-                request.complete(Outcome(error=outcome.error))
-        else:
-            self._again(waiting)
+        if rows and len(keys) == 1:
+            with self._lock:
+                equal = list(self._in_flight.get(keys[0], ()))
+            for other in equal:
+                self._batcher.answer_queued(other, rows[0])
 
     def _keep(self, keys: Sequence[bytes], rows: Sequence[_Row]) -> None:
         sizes = [_ROW_BYTES + sum(map(_size, row.values())) for row in rows]
@@ -157,41 +165,15 @@ class AnswerCache:
                 _, (_, size) = self._rows.popitem(last=False)
                 self._nbytes -= size
 
-    def _no_longer_in_flight(self, keys: Sequence[bytes]) -> Sequence[Request]:
-        """Return the requests that wait for the one with these keys, which nothing waits for any more."""
+    def _leave(self, request: Request, keys: Sequence[bytes]) -> None:
+        """Forget a request that is no longer in the batcher."""
+        if len(keys) > 1:
+            return
         with self._lock:
-            waiting = self._waiting.pop(keys[0], []) if len(keys) == 1 else []
-            for request in waiting:
-                del self._waits_for[request]
-        return waiting
-
-    def _answer(self, request: Request, rows: Sequence[_Row]) -> None:
-        try:
-            self._batcher.answer_without_run(request, _joined(rows))
-        except Exception as error:
-            # Too late, or the batcher was closed meanwhile.
-            request.complete(Outcome(error=error))
-        else:
-            self._count_hit(0.0)
-
-    def _again(self, waiting: Sequence[Request]) -> None:
-        """Run the first of these requests, for which the others wait."""
-        for request in waiting:
-            try:
-                self.enqueue(request)
-            except Exception as error:
-                request.complete(Outcome(error=error))
-
-    def cancel(self, request: Request) -> bool:
-        """Withdraw a request; see `Batcher.cancel`. Those that wait for it run without it."""
-        with self._lock:
-            key = self._waits_for.pop(request, None)
-            if key is not None:
-                self._waiting[key].remove(request)
-        if key is None:
-            return self._batcher.cancel(request)
-        request.complete(Outcome(error=Cancelled("the caller cancelled before the request was answered")))
-        return True
+            equal = self._in_flight[keys[0]]
+            del equal[request]
+            if not equal:
+                del self._in_flight[keys[0]]
 
     def statistics(self) -> CacheStatistics:
         """Return counts since the start, and the current sizes."""
@@ -206,11 +188,11 @@ class AnswerCache:
             )
 
 
-def _keys(request: Request, *, batched: bool) -> Sequence[bytes]:
-    """Return the hash of each row, or of the whole request if axis 0 counts no rows."""
-    rows = request.rows if batched else 1
+def _keys(request: Request, *, by_rows: bool) -> Sequence[bytes]:
+    """Return the hash of each row, or of the whole request."""
+    rows = request.rows if by_rows else 1
     shapes = [
-        (tensor.dtype.str, tensor.shape if at in request.shared or not batched else tensor.shape[1:])
+        (tensor.dtype.str, tensor.shape if at in request.shared or not by_rows else tensor.shape[1:])
         for at, tensor in enumerate(request.tensors)
     ]
     common = blake2b(repr((request.client, request.names, shapes)).encode(errors="surrogatepass"))
@@ -252,4 +234,4 @@ def _joined(rows: Sequence[_Row]) -> _Row:
 
 
 def _size(array: Any) -> int:
-    return sum(map(len, array.flat)) if array.dtype.hasobject else int(array.nbytes)
+    return int(array.nbytes) + (sum(map(getsizeof, array.flat)) if array.dtype.hasobject else 0)

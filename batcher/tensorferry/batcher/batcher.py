@@ -290,6 +290,20 @@ class Batcher(Submitter):
         with self._completer.handed_out((request,)):
             self._completer.answer_without_run(request, Outcome(outputs, priority=priority))
 
+    def answer_queued(self, request: Request, outputs: Any) -> bool:
+        """Answer an accepted request with these outputs, if it is still queued; return whether it was.
+
+        It fails with DeadlineExceeded if its deadline has passed. `request.complete` runs on the calling thread.
+        """
+        ended = self._queue.end_queued(request)
+        with self._completer.handed_out(ended):
+            for queued in ended:
+                if queued.deadline > self._clock.now():
+                    self._completer.answer_without_run(queued, Outcome(outputs, priority=queued.priority))
+                else:
+                    self._completer.fail(queued, withdrawn(queued, self._clock.now()))
+        return bool(ended)
+
     def run_inline(self, max_seconds: float) -> float:
         """Start the batches of requests that were enqueued without `notify`.
 

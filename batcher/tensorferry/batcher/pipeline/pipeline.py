@@ -240,12 +240,21 @@ class Pipeline(Submitter):
             request, Outcome(outputs, priority=request.priority or self._settings.default_priority)
         )
 
+    def answer_queued(self, request: Request, outputs: Any) -> bool:
+        """Answer a request that has not ended with these outputs, and withdraw it from every stage; see `Batcher.answer_queued`."""
+        run: PipelineRun | None = request.pipeline_run
+        if run is None:
+            return False
+        if request.deadline > self._clock.now():
+            return run.end(Outcome(outputs))
+        return run.end(Outcome(error=withdrawn(request, self._clock.now())))
+
     def cancel(self, request: Request) -> bool:
         """Withdraw a request from every stage; see `Batcher.cancel`."""
         run: PipelineRun | None = request.pipeline_run
         if run is None:
             return False
-        return run.fail(withdrawn(request, self._clock.now()))
+        return run.end(Outcome(error=withdrawn(request, self._clock.now())))
 
     def run_inline(self, max_seconds: float) -> float:
         """Start the batches of requests that were enqueued without `notify`, stage by stage; see `Batcher.run_inline`."""
@@ -340,7 +349,7 @@ class Pipeline(Submitter):
         ]
         for run in self._runs.snapshot():
             if run.runs_in_other_models_only:
-                run.fail(BatcherClosed("the batcher was closed before the request ran"))
+                run.end(Outcome(error=BatcherClosed("the batcher was closed before the request ran")))
         return all(ended)
 
     def _close(self) -> None:

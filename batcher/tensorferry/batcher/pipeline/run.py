@@ -86,7 +86,7 @@ class PipelineRun:
             for stage, values in ready:
                 must_run |= self._start(stage, values, notify=notify, skip_admission=skip_admission)
         except BaseException:
-            self._end(None)
+            self.end(None)
             raise
         with self._lock:
             self._entering = False
@@ -196,9 +196,9 @@ class PipelineRun:
             if error is not outcome.error:
                 # Its traceback would keep the tensors alive.
                 error.__traceback__ = error.__context__ = None
-            self._end(Outcome(error=error))
+            self.end(Outcome(error=error))
         elif outputs is not None:
-            self._end(Outcome(outputs, None, batch, 0.0, outcome.position))
+            self.end(Outcome(outputs, None, batch, 0.0, outcome.position))
 
     def _ready_locked(self, graph: Graph, number: int) -> Sequence[_Ready]:
         """Return the stages that can start now that a stage is done, with the values of their inputs."""
@@ -226,8 +226,11 @@ class PipelineRun:
             stage = self._started_by[stage]
         return batch._replace(compute_time=compute_time, input_time=input_time)
 
-    def _end(self, outcome: Outcome | None) -> bool:
-        """End the request with this outcome, or, without one, as rejected; return whether it had not ended before."""
+    def end(self, outcome: Outcome | None) -> bool:
+        """End the request with this outcome, or, without one, as rejected, and withdraw its parts.
+
+        Return whether it had not ended before.
+        """
         with self._lock:
             if self._ended:
                 return False
@@ -249,10 +252,6 @@ class PipelineRun:
     def stages(self) -> tuple[StageOutcome, ...]:
         """Return what became of the request in each stage that is done with it. After its end."""
         return tuple(self._outcomes.values())
-
-    def fail(self, error: BaseException) -> bool:
-        """End the request with an error, and withdraw its parts; return whether it had not ended before."""
-        return self._end(Outcome(error=error))
 
     @property
     def runs_in_other_models_only(self) -> bool:

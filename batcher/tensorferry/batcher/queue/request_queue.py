@@ -508,6 +508,14 @@ class RequestQueue:
                     ended.append(request)
             return self._hand_out_locked(ended)
 
+    def end_queued(self, request: Request) -> Sequence[Request]:
+        """End a request that is queued and was not split, and hand it out; nothing if it is no longer queued."""
+        with self._lock:
+            if request.state is not QUEUED or request.split_parts:
+                return ()
+            self._end_queued_locked(request)
+            return self._hand_out_locked((request,))
+
     def end_kept(self, taken: Iterable[BatchAssignment]) -> Sequence[Request]:
         """End the running requests of these assignments that did not go back into the queue, and hand them out."""
         with self._lock:

@@ -8,6 +8,7 @@ from tensorferry.batcher import AnswerCache, Batcher, Pipeline
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.python.steps.loaded_step import LoadedStep
 from tensorferry.server.python.steps.planning import Plan
+from tensorferry.server.signature import Signature
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -34,7 +35,22 @@ def cache_of(
     if reason:
         _log.warning("model %s: --cache has no effect on it: %s", source.name, reason)
         return None
-    return AnswerCache(batcher, config.cache, batched=batcher.settings.max_batch_size > 0)
+    return AnswerCache(batcher, config.cache, by_rows=_by_rows(plan.signature, batcher))
+
+
+def _by_rows(signature: Signature, batcher: Batcher | Pipeline) -> bool:
+    """Return whether each row of a request has outputs of its own, of the same shape.
+
+    Rows of requests that run alone may affect each other. What optional inputs do to rows was not checked. The width of an
+    output may depend on the other rows.
+    """
+    if isinstance(batcher, Pipeline):
+        batchers = [stage.own.batcher for stage in batcher.stages if stage.own is not None]
+    else:
+        batchers = [batcher]
+    independent = all(each.settings.max_batch_size > 0 and each.settings.merge for each in batchers)
+    fixed = all(isinstance(dim, int) for spec in signature.outputs for dim in spec.dims[1:])
+    return independent and fixed and not signature.optional
 
 
 def _impurity(plan: Plan) -> str:

@@ -108,7 +108,7 @@ class Model:
 
     def cancel(self, request: Request) -> bool:
         """Withdraw a request of a client; see `Batcher.cancel`."""
-        return (self.cache or self.batcher).cancel(request)
+        return self.batcher.cancel(request)
 
     def __str__(self) -> str:
         return f"{self.name}{self.signature}, {self.batching}"
