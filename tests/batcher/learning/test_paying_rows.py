@@ -109,6 +109,23 @@ def test_answers_of_a_larger_batch_do_not_count_against_the_size_that_is_tried()
     assert callers.rate(delayed, 10) >= 0.97 * best_rate(gentle)
 
 
+def test_a_trial_ends_for_requests_that_would_be_late() -> None:
+    """A size below the usual one runs twice. Requests that come in its first run have time for one usual batch only."""
+
+    callers = Callers()
+
+    def flat(rows: int) -> float:
+        late = callers.clock.now() + 0.0285
+        for _ in range(0 if rows == MOST else MOST):
+            request = Request((), lambda outcome: None, names=None, rows=1, nbytes=0, key="", deadline=late)
+            callers.queue.put((request,))
+        return 0.01
+
+    while callers.run(flat) == MOST:
+        callers.send(MOST)
+    assert callers.run(flat) == MOST
+
+
 @pytest.mark.parametrize(("before", "after"), [(rising, falling), (falling, rising)])
 def test_a_device_whose_times_change_gets_another_size(before: Curve, after: Curve) -> None:
     callers = Callers()

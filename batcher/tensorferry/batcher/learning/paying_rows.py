@@ -191,19 +191,22 @@ class PayingRows:
         rows; a size that has not run is judged by it.
         """
         self._runs_left -= 1
-        if self._runs_left > 0 and queued >= self.trial:
-            return self.trial
-        self.trial = 0
-        if now < self._trial_at:
+        goes_on = self._runs_left > 0 and queued >= self.trial
+        tried, self.trial = self.trial, 0
+        if not goes_on and now < self._trial_at:
             return self.rows
         usual = self._nearest(min(self.rows, queued))
         seen = self._seen.get(usual)
         if seen is None:
             return self.rows
         usual_seconds = seen.cost * self._speed * usual
-        self._trial_at = now + _TIMES_BETWEEN * usual_seconds
         # A trial must not make requests late, which wait behind it.
-        if slack >= (queued / usual + _BATCHES_TO_SPARE) * usual_seconds:
+        has_time = slack >= (queued / usual + _BATCHES_TO_SPARE) * usual_seconds
+        if goes_on:
+            self.trial = tried if has_time else 0
+            return self.trial or self.rows
+        self._trial_at = now + _TIMES_BETWEEN * usual_seconds
+        if has_time:
             self.trial = self._size_to_try(queued, usual, now, expected)
         if self.trial:
             self._runs_left = _runs(self.trial, usual)
