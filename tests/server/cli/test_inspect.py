@@ -125,7 +125,7 @@ JSON = """{"form": 1, "models": [{
   ],
   "optional_inputs": [],
   "outputs": [{"name": "score", "datatype": "FP32", "shape": [-1], "counts_rows": true, "batch_axis": 0}],
-  "probable_states": {}, "devices": ["cpu"],
+  "probable_states": {}, "devices": ["cpu"], "nodes_by_provider": {},
   "batching": {"verdict": "proved", "description": "batches of up to 2 rows (proved)", "max_batch_size": 2, "shares_batches": true, "reason": "", "evidence": "9 batches of 2 rows", "rewritten": false, "cures": []},
   "measured": {
     "device": "cpu",

@@ -49,8 +49,8 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, dict[str, Any
     """Providers of each session that is created."""
     SessionOnCpu.given = []
     monkeypatch.setattr(
-        "tensorferry.server.runtime.session._inference_session",
-        lambda path, options, providers: SessionOnCpu(str(path), options, providers=providers),
+        "tensorferry.server.runtime.session.open_session",
+        lambda path, options, providers, device: SessionOnCpu(str(path), options, providers=providers),
     )
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: PROVIDERS)
     # The scripted runtime allocates ordinary memory, so ONNX Runtime must treat it as the CPU's.
