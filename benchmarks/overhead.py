@@ -171,7 +171,7 @@ def digits_seconds(requests: int) -> tuple[float, float]:
 
     with Batcher(lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))) as batcher:
         batcher.add_warmup_sample(1, 1e-5)
-        cache = AnswerCache(batcher, 1 << 20, batched=True)
+        cache = AnswerCache(batcher, 1 << 20, by_rows=True)
         times = []
         for enqueue in (batcher.enqueue, cache.enqueue):
             started = time.perf_counter()
