@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from tensorferry.client import (
     InvalidInput,
     StreamRequest,
 )
-from tensorferry.client.inflight import id_of
+from tensorferry.client.threads.stream import _RequestFeed
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import tensors
 
@@ -135,9 +136,32 @@ def test_the_error_ends_one_request_of_a_stream(server: ScriptedServer, client: 
 
     answering(server, change)
     requests = [StreamRequest(X, name) for name in ("a", "b", "c")]
-    outcomes = list(client.stream("m", requests, on_error="yield", ordered=True))
-    assert list(map(id_of, outcomes)) == ["a", "b", "c"]
-    assert [type(outcome) for outcome in outcomes] == [InferenceResult, Internal, InferenceResult]
+    first, failed, last = client.stream("m", requests, on_error="yield", ordered=True)
+    assert isinstance(failed, Internal)
+    assert failed.request_id == "b"
+    assert [result.id for result in (first, last) if isinstance(result, InferenceResult)] == ["a", "c"]
+
+
+def test_an_answer_is_compared_with_its_request_although_the_next_has_its_id(
+    server: ScriptedServer, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_is_sent, take = threading.Event(), _RequestFeed.take
+
+    def change(answer: pb.ModelInferResponse) -> None:
+        if answer.outputs[0].shape[0] == 2:
+            next_is_sent.set()
+
+    def take_and_wait(feed: _RequestFeed) -> Any:
+        taken = take(feed)
+        if taken is not None:
+            assert next_is_sent.wait(30)
+        return taken
+
+    answering(server, change)
+    monkeypatch.setattr(_RequestFeed, "take", take_and_wait)
+    requests = [StreamRequest({"x": X["x"][:count]}, "same") for count in (1, 2)]
+    results = client.stream("m", requests, max_in_flight=1)
+    assert [len(result["x"]) for result in results] == [1, 2]
 
 
 def test_each_part_of_a_split_request_is_compared(server: ScriptedServer, client: InferenceClient) -> None:

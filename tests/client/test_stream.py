@@ -364,6 +364,6 @@ def test_a_result_without_outputs_is_a_result() -> None:
         in_flight.add(request_id)
     result = InferenceResult("m", "1", "answered", {}, {})
     in_flight.settle("answered", result)
-    answered, unanswered = in_flight.abandon(InferenceError(grpc.StatusCode.INTERNAL, "broken"))
+    (answered, _), (unanswered, _) = in_flight.abandon(InferenceError(grpc.StatusCode.INTERNAL, "broken"))
     assert answered is result
     assert isinstance(unanswered, Internal)

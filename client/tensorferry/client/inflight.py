@@ -21,6 +21,8 @@ from tensorferry.client.messages.several_answers import is_last, takes_several
 from tensorferry.protos import inference_pb2 as pb
 
 Outcome = InferenceResult | InferenceError
+# An outcome with the message of its request; None if it could not be sent.
+Taken = tuple[Outcome, pb.ModelInferRequest | None]
 
 
 class InFlight:
@@ -34,10 +36,10 @@ class InFlight:
         self._limit = integer("max_in_flight", limit, 1, 2**31 - 1)
         self._ordered = ordered
         self._outcomes: dict[str, Outcome | None] = {}
-        # Of requests whose last outcome was not handed to `message_of`.
-        self._messages: dict[str, pb.ModelInferRequest] = {}
+        # Of the same requests.
+        self._messages: dict[str, pb.ModelInferRequest | None] = {}
         # Outcomes before the last one of their request.
-        self._earlier: deque[Outcome] = deque()
+        self._earlier: deque[Taken] = deque()
         self._done: deque[str] = deque()
         self._awaited = 0
 
@@ -64,16 +66,8 @@ class InFlight:
     def add(self, request_id: str, message: pb.ModelInferRequest | None = None) -> None:
         """Add a request with a new id; without a message it cannot be sent."""
         self._outcomes[request_id] = None
-        if message is not None:
-            self._messages[request_id] = message
+        self._messages[request_id] = message
         self._awaited += 1
-
-    def message_of(self, outcome: Outcome) -> pb.ModelInferRequest | None:
-        """Return the message of a request whose outcome was taken; None if it could not be sent. Thread-safe."""
-        request_id = id_of(outcome)
-        if request_id in self._outcomes:
-            return self._messages.get(request_id)
-        return self._messages.pop(request_id, None)
 
     def answer(self, answer: pb.ModelStreamInferResponse) -> None:
         """Record an answer of the server; see `settle`."""
@@ -81,7 +75,7 @@ class InFlight:
         message = self._messages.get(request_id)
         several = message is not None and takes_several(message)
         if several and not is_last(answer.infer_response):
-            self._earlier.append(outcome)
+            self._earlier.append((outcome, message))
             return
         self.settle(request_id, outcome)
         if several and isinstance(outcome, InferenceResult) and not outcome.outputs:
@@ -108,35 +102,33 @@ class InFlight:
         if not self._ordered:
             self._done.append(request_id)
 
-    def abandon(self, error: InferenceError) -> list[Outcome]:
+    def abandon(self, error: InferenceError) -> list[Taken]:
         """End the stream: take all outcomes; unanswered requests get an error like `error`."""
-        outcomes = list(self._earlier)
+        taken = list(self._earlier)
         self._earlier.clear()
         for request_id, outcome in self._outcomes.items():
             if outcome is None:
                 outcome = errors.of_code(error.code, error.message, request_id, error.retry_after)
-            outcomes.append(outcome)
+            taken.append((outcome, self._messages[request_id]))
         self._outcomes.clear()
+        self._messages.clear()
         self._done.clear()
         self._awaited = 0
-        return outcomes
+        return taken
 
-    def take(self) -> Outcome | None:
-        """Remove and return the next outcome; None if none is due."""
+    def take(self) -> Taken | None:
+        """Remove and return the next outcome, after which its id may be used again; None if none is due."""
         if self._earlier:
             return self._earlier.popleft()
         if self._ordered:
             request_id = next(iter(self._outcomes), None)
         else:
             request_id = self._done.popleft() if self._done else None
-        if request_id is None or self._outcomes[request_id] is None:
+        outcome = None if request_id is None else self._outcomes[request_id]
+        if request_id is None or outcome is None:
             return None
-        return self._outcomes.pop(request_id)
-
-
-def id_of(outcome: Outcome) -> str:
-    """Return the id of the request that this is the outcome of."""
-    return outcome.id if isinstance(outcome, InferenceResult) else outcome.request_id
+        del self._outcomes[request_id]
+        return outcome, self._messages.pop(request_id)
 
 
 def unanswered(count: int) -> InferenceError:

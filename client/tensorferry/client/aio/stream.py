@@ -26,7 +26,7 @@ import grpc
 from tensorferry.client import errors
 from tensorferry.client.aio import waits
 from tensorferry.client.errors import InferenceError
-from tensorferry.client.inflight import InFlight, Outcome, unanswered
+from tensorferry.client.inflight import InFlight, Taken, unanswered
 from tensorferry.client.messages import codec
 from tensorferry.client.messages.codec import Inputs, StreamDefaults, StreamRequest
 from tensorferry.protos import inference_pb2 as pb
@@ -140,13 +140,13 @@ class _RequestFeed:
         self._room_or_over.set()
         self._due_or_over.set()
 
-    async def take(self) -> Outcome | None:
+    async def take(self) -> Taken | None:
         """Return the next outcome, or None if the consumer must read an answer or the call's end."""
         while True:
-            outcome = self._in_flight.take()
-            if outcome is not None:
+            taken = self._in_flight.take()
+            if taken is not None:
                 self._room_or_over.set()
-                return outcome
+                return taken
             if self._over or self._in_flight.awaited:
                 return None
             self._due_or_over.clear()
@@ -156,12 +156,12 @@ class _RequestFeed:
         """Let the next request be sent if an answer has made room for it."""
         self._room_or_over.set()
 
-    def abandon(self, broken: InferenceError | None) -> tuple[list[Outcome], Exception | None]:
+    def abandon(self, broken: InferenceError | None) -> tuple[list[Taken], Exception | None]:
         """End the stream: return the outcomes not yet taken, and the exception to raise after them."""
         if broken is None and self._in_flight.awaited:
             broken = unanswered(self._in_flight.awaited)
-        outcomes = self._in_flight.abandon(broken) if broken else []
-        return outcomes, self._failure or broken
+        left = self._in_flight.abandon(broken) if broken else []
+        return left, self._failure or broken
 
     async def close(self) -> None:
         """Cancel the call and the task."""
@@ -196,8 +196,8 @@ async def run(
     requests: AsyncGenerator[StreamRequest],
     encode: Encode,
     in_flight: InFlight,
-) -> AsyncGenerator[Outcome]:
-    """Yield the outcomes of the requests, until all are answered.
+) -> AsyncGenerator[Taken]:
+    """Yield the outcomes of the requests, each with its message, until all are answered.
 
     An exception of `requests` is raised once all sent requests are answered. If the call ends
     early, every request in flight gets its InferenceError as outcome, and then it is raised.
@@ -210,9 +210,9 @@ async def run(
     broken: InferenceError | None = None
     try:
         while True:
-            outcome = await feed.take()
-            if outcome is not None:
-                yield outcome
+            taken = await feed.take()
+            if taken is not None:
+                yield taken
                 continue
             try:
                 # Not call.read(): it drops the remaining answers once the call has ended.
@@ -229,9 +229,9 @@ async def run(
                 break
             in_flight.answer(answer)
             feed.answered()
-        outcomes, failure = feed.abandon(broken)
-        for outcome in outcomes:
-            yield outcome
+        left, failure = feed.abandon(broken)
+        for taken in left:
+            yield taken
         if failure is not None:
             raise failure
     finally:

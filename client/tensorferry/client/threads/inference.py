@@ -209,8 +209,7 @@ class InferenceCalls(SharedMemoryCalls):
         call = functools.partial(connection.stream_stub.ModelStreamInfer, **context.options(plan.order))
         outcomes = stream.run(call, requests, encode, plan.in_flight)
         with contextlib.closing(outcomes):
-            for outcome in outcomes:
-                request = plan.in_flight.message_of(outcome)
+            for outcome, request in outcomes:
                 if request is not None:
                     outcome = self._settled(request, context, outcome)
                 if isinstance(outcome, InferenceError):

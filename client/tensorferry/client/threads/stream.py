@@ -15,7 +15,7 @@ import grpc
 
 from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError
-from tensorferry.client.inflight import InFlight, Outcome, unanswered
+from tensorferry.client.inflight import InFlight, Taken, unanswered
 from tensorferry.client.messages import codec
 from tensorferry.client.messages.codec import Inputs, StreamDefaults, StreamRequest
 from tensorferry.protos import inference_pb2 as pb
@@ -93,14 +93,14 @@ class _RequestFeed:
                 self._room_or_over.notify()
                 self._due_or_over.notify()
 
-    def take(self) -> Outcome | None:
+    def take(self) -> Taken | None:
         """Return the next outcome, or None if the consumer must read an answer or the call's end."""
         with self._lock:
             while True:
-                outcome = self._in_flight.take()
-                if outcome is not None:
+                taken = self._in_flight.take()
+                if taken is not None:
                     self._room_or_over.notify()
-                    return outcome
+                    return taken
                 if self._over or self._in_flight.awaited:
                     return None
                 self._due_or_over.wait()
@@ -112,13 +112,13 @@ class _RequestFeed:
             # The last one of a request may have no outputs, and make room without being taken.
             self._room_or_over.notify()
 
-    def abandon(self, broken: InferenceError | None) -> tuple[list[Outcome], BaseException | None]:
+    def abandon(self, broken: InferenceError | None) -> tuple[list[Taken], BaseException | None]:
         """End the stream: return the outcomes not yet taken, and the exception to raise after them."""
         with self._lock:
             if broken is None and self._in_flight.awaited:
                 broken = unanswered(self._in_flight.awaited)
-            outcomes = self._in_flight.abandon(broken) if broken else []
-            return outcomes, self._failure or broken
+            left = self._in_flight.abandon(broken) if broken else []
+            return left, self._failure or broken
 
 
 def complete(requests: Requests, defaults: StreamDefaults) -> Generator[StreamRequest, None, None]:
@@ -131,8 +131,8 @@ def run(
     requests: Iterator[StreamRequest],
     encode: Encode,
     in_flight: InFlight,
-) -> Generator[Outcome, None, None]:
-    """Yield the outcomes of the requests, until all are answered.
+) -> Generator[Taken, None, None]:
+    """Yield the outcomes of the requests, each with its message, until all are answered.
 
     An exception of `requests` is raised once all sent requests are answered. If the call ends
     early, every request in flight gets its InferenceError as outcome, and then it is raised.
@@ -146,9 +146,9 @@ def run(
         if not call.add_callback(feed.stop):
             feed.stop()
         while True:
-            outcome = feed.take()
-            if outcome is not None:
-                yield outcome
+            taken = feed.take()
+            if taken is not None:
+                yield taken
                 continue
             try:
                 feed.settle(next(call))
@@ -157,8 +157,8 @@ def run(
             except grpc.RpcError as error:
                 broken = errors.from_rpc(error)
                 break
-        outcomes, failure = feed.abandon(broken)
-        yield from outcomes
+        left, failure = feed.abandon(broken)
+        yield from left
         if failure is not None:
             raise failure
     finally:
