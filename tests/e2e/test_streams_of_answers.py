@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tensorferry.serving import FP32, INT32, STRING, InvalidInput, infer, model
+from tensorferry.serving import FP32, INT32, STRING, InvalidInput, infer, model, submit
 
 DECLARED = {
     "inputs": {"notes": STRING[1], "count": INT32[1], "size": INT32[1]},
@@ -88,6 +88,17 @@ def dying(x):
     if x[0] == 7:
         os._exit(3)
     yield infer("twice", x=x)["y"]
+
+
+def ahead(x):
+    future = submit("twice", x=x)
+    yield x
+    yield future.result()["y"]
+
+
+AHEAD = {"inputs": {"x": INT32[1]}, "outputs": {"y": INT32[1]}, "streams": True}
+ahead_in_thread = model(**AHEAD)(ahead)
+ahead_in_process = model(**AHEAD, name="ahead_in_process", processes=1)(ahead)
 
 
 @model(inputs={"x": INT32[1]}, outputs={"y": INT32[1]}, max_batch_size=0)
@@ -241,6 +252,13 @@ def test_a_process_that_ends_fails_its_request_only(client: InferenceClient) -> 
     assert [int(each["y"][0]) for each in client.stream("dying", [x(8)], timeout=PATIENCE)] == [8, 16]
 
 
+@pytest.mark.parametrize("model", ["ahead", "ahead_in_process"])
+def test_a_call_of_another_model_goes_on_while_an_answer_is_given(
+    model: str, client: InferenceClient
+) -> None:
+    assert [int(each["y"][0]) for each in client.stream(model, [x(8)], timeout=PATIENCE)] == [8, 16]
+
+
 def test_wrong_answers_are_errors(client: InferenceClient) -> None:
     results = client.stream("wrong", [x(1)], timeout=PATIENCE)
     assert next(results)["y"] == [1]
@@ -302,6 +320,20 @@ def test_answers_are_events_of_http(kind: str, server: ServerProcess, tmp_path: 
         assert [event(response)["number"] for _ in range(2)] == [1, 2]
         assert "failed on this request" in event(response)["error"]
         assert event(response) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_deadline_that_only_the_server_knows_ends_a_request_in_time(
+    kind: str, server: ServerProcess, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    body = {"notes": str(notes), "count": 2, "size": 1, "timeout": 200_000}
+    with events(server, kind, body) as response:
+        assert b"the deadline passed" in response.read()
+    if kind != "coroutine":
+        # Others end at their next `yield`.
+        go(notes)
+    until(lambda: lines(notes)[-1:] in (["closed"], []))
 
 
 def test_an_http_client_that_leaves_ends_the_generator(server: ServerProcess, tmp_path: Path) -> None:

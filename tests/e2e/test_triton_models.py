@@ -49,6 +49,10 @@ class TritonPythonModel:
                 return responses
             if (x == 14).any():
                 x = x[:, :1].copy()
+            if (x == 15).any():
+                x = x[1:].copy()
+            if (x == 16).any():
+                x = np.repeat(x, 2, axis=0)
             if (x == 17).any():
                 raise KeyError("/etc/secret")
             x *= self.factor
@@ -152,6 +156,23 @@ backend: "python" model_transaction_policy { decoupled: true }
 input { name: "count" data_type: TYPE_INT32 dims: 1 } output { name: "number" data_type: TYPE_INT32 dims: 1 }
 """
 
+# Answers once, then waits until nobody reads. Notes that in a file of its directory.
+_WAITS = """
+import time
+from pathlib import Path
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        sender = requests[0].get_response_sender()
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("number", np.array([5], np.int32))]))
+        while not sender.is_cancelled():
+            time.sleep(0.001)
+        with open(Path(__file__).with_name("cancelled"), "a") as file:
+            print(requests[0].is_cancelled(), file=file)
+"""
+
 
 def written(root: Path, name: str, code: str, config: str = "") -> None:
     (root / name / "1").mkdir(parents=True)
@@ -166,14 +187,20 @@ def notes(transport: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(transport: str, notes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    root = tmp_path_factory.mktemp("models")
+def models(transport: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def server(transport: str, notes: Path, models: Path) -> Iterator[ServerProcess]:
+    root = models
     written(root, "scale", _SCALE, _SCALE_CONFIG.format(delay=0, notes=notes))
     # A batch begins when it is full, never because of the time.
     written(root, "full", _SCALE, _SCALE_CONFIG.format(delay=600_000_000, notes=notes))
     written(root, "greet", _GREET)
     written(root, "calls", _CALLS, _CALLS_CONFIG)
     written(root, "counts", _COUNTS, _COUNTS_CONFIG)
+    written(root, "waits", _WAITS, _COUNTS_CONFIG)
     with running(
         *("--model-repository", root, "--model-control", "explicit", "--load-model", "*"),
         transport=transport,
@@ -210,6 +237,16 @@ def test_each_request_of_a_batch_is_a_request_of_the_model(client: InferenceClie
         [[0, 6]],
         [[0, 6]],
     ]
+
+
+def test_responses_with_rows_of_other_requests_fail_alone(client: InferenceClient) -> None:
+    """One has a row too few and one a row too many: their sum is right."""
+    good = client.submit("full", x([1, 2]), timeout=PATIENCE)
+    bad = [client.submit("full", each, timeout=PATIENCE) for each in (x([15, 1], [1, 1]), x([16, 2]))]
+    assert good.result(PATIENCE)["y"].tolist() == [[3, 6]]
+    for future in bad:
+        with pytest.raises(Internal, match="rows"):
+            future.result(PATIENCE)
 
 
 def test_an_error_is_one_requests(client: InferenceClient) -> None:
@@ -256,6 +293,16 @@ def test_a_decoupled_model_sends_any_number_of_responses(client: InferenceClient
     with pytest.raises(Internal, match="no more"):
         numbers(-4)
     assert numbers(2) == [0, 1]
+
+
+def test_a_decoupled_model_sees_that_its_client_has_left(client: InferenceClient, models: Path) -> None:
+    cancelled = models / "waits" / "1" / "cancelled"
+    cancelled.touch()
+    for notes in ("True\n", "True\nTrue\n"):
+        responses = client.stream("waits", [{"count": np.array([1], np.int32)}], timeout=PATIENCE)
+        assert next(responses)["number"] == [5]
+        responses.close()
+        until(cancelled.read_text, notes.__eq__)
 
 
 def test_parameters_of_the_configuration_cause_no_warning(server: ServerProcess) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tensorferry.batcher.pipeline.stage import Stage, StageModel
     from tensorferry.batcher.pipeline.tensors import stack_rows
     from tensorferry.batcher.request import (
+        AloneKey,
         BatchInfo,
         CloseReason,
         Outcome,
@@ -79,6 +80,7 @@ _MODULES = {
     "Stage": "pipeline.stage",
     "StageModel": "pipeline.stage",
     "stack_rows": "pipeline.tensors",
+    "AloneKey": "request",
     "BatchInfo": "request",
     "CloseReason": "request",
     "Outcome": "request",
@@ -111,6 +113,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "BOUNDS",
+    "AloneKey",
     "AnswerCache",
     "BatchAware",
     "BatchFailed",

@@ -30,6 +30,12 @@ class Tensor(NamedTuple):
     data: Any
 
 
+class AloneKey:
+    """The key of a request that shares no batch. Neither do its parts in the stages of pipelines."""
+
+    __slots__ = ()
+
+
 class State(enum.Enum):
     """State of a request. DONE is terminal: `complete` was called, or is about to be."""
 

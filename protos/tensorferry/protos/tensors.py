@@ -167,6 +167,31 @@ def values(array: Array, name: str) -> Array:
     return array.view(ml_dtypes.bfloat16)
 
 
+def from_numbers(value: object, kind: Datatype) -> Array:
+    """Return a number, nested lists of numbers, or what has `__array__`, in `storage` form. Any datatype but BYTES.
+
+    Floats are rounded. TensorError if the datatype cannot hold the kind of the numbers, or one of them.
+    """
+    try:
+        given = np.asarray(value)
+        if given.dtype.kind == "f" and kind.name == "UINT64":
+            # Numpy makes floats of integers of which some are 2**63 or more, and others less.
+            elements = np.asarray(value, object)
+            given = elements if all(isinstance(one, (int, np.integer)) for one in elements.flat) else given
+        held = given.dtype.kind in "iuO" and kind.storage.kind in "iu"
+        held = held or np.can_cast(given.dtype, kind.storage, "same_kind")
+        if given.size and (not held or kind.name == "BF16"):
+            raise TypeError(f"its elements are {given.dtype}")
+        with np.errstate(over="raise"):
+            array = given.astype(kind.storage)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise TensorError(str(error)) from None
+    # Numpy lets integers wrap around.
+    if kind.storage.kind in "iu" and not np.array_equal(given, array):
+        raise TensorError(f"an element is out of bounds for {kind.name}")
+    return array
+
+
 def decode_contents(contents: pb.InferTensorContents, kind: Datatype, shape: Sequence[int]) -> Array:
     """Return the array in typed contents, in `storage` form.
 

@@ -117,16 +117,18 @@ def test_parts_are_full_batches_of_each_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "outputs",
+    ("outputs", "message"),
     [
-        pytest.param([{"a": [1, 1]}, {"b": [1]}], id="other names"),
-        pytest.param([np.zeros((2, 3)), np.zeros((1, 4))], id="other shapes"),
-        pytest.param([{"a": [1, 1]}, np.zeros(1)], id="other types"),
+        pytest.param([{"a": [1, 1]}, {"b": [1]}], "'a'", id="other names"),
+        pytest.param([np.zeros((2, 3)), np.zeros((1, 4))], "return a list of rows", id="other shapes"),
+        pytest.param([{"a": [1, 1]}, np.zeros(1)], "", id="other types"),
     ],
 )
-def test_parts_whose_outputs_do_not_fit_together_fail_the_request(make: Make, outputs: Any) -> None:
+def test_parts_whose_outputs_do_not_fit_together_fail_the_request(
+    make: Make, outputs: Any, message: str
+) -> None:
     iterator = iter(outputs)
-    assert error(make(lambda x: next(iterator), 2).submit_rows(np.zeros(3))) is not None
+    assert message in str(error(make(lambda x: next(iterator), 2).submit_rows(np.zeros(3))))
 
 
 def test_a_list_and_an_array_of_parts_become_a_list(make: Make) -> None:

@@ -38,10 +38,16 @@ class Model:
 PADDING = Padding((4, 8), {"ids": PadInput(1, -1), "mask": PadInput(1, False)}, outputs={"ids": 1})
 
 
-def pipeline_of(puppets: Puppets, model: Any, padding: Padding | None, outputs: Any = ("sum",)) -> Pipeline:
+def pipeline_of(
+    puppets: Puppets,
+    model: Any,
+    padding: Padding | None,
+    outputs: Any = ("sum",),
+    function: Any = count_up,
+) -> Pipeline:
     return puppets.pipeline(
         Stage(
-            "tokens", puppets.batcher("tokens", count_up, gated=False), {"x": "x"}, {"ids": "t", "mask": "m"}
+            "tokens", puppets.batcher("tokens", function, gated=False), {"x": "x"}, {"ids": "t", "mask": "m"}
         ),
         Stage(
             "model",
@@ -61,6 +67,30 @@ def test_then_they_are_padded_to_the_lengths_of_the_stage_and_cut_back(puppets: 
     assert model.batches == [[[1, 2, 3, -1], [1, 2, -1, -1]]]
     assert answers["sum"].tolist() == [6, 3]
     assert answers["ids"].tolist() == [[1, 2, 3], [1, 2, -1]]
+
+
+class PadsWithFives(list[Any]):
+    """Rows that pad themselves."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return PadsWithFives(super().__getitem__(index))
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return stack_rows(list(self), "rows", 5)
+
+
+@pytest.mark.parametrize(("padding", "expected"), [(None, 5), (PADDING, -1)])
+def test_the_value_of_the_stage_comes_before_that_of_the_list(
+    puppets: Puppets, padding: Any, expected: int
+) -> None:
+    def ids(inputs: Mapping[str, Any]) -> Any:
+        return {name: PadsWithFives(rows) for name, rows in count_up(inputs).items()}
+
+    model = Model()
+    pipeline = pipeline_of(puppets, model, padding, function=ids)
+    result(pipeline.submit_rows({"x": [3.0, 2.0]}))
+    pipeline.close()
+    assert [row[:3] for row in model.batches[0]] == [[1, 2, 3], [1, 2, expected]]
 
 
 def test_an_output_of_the_pipeline_is_an_array(puppets: Puppets) -> None:
@@ -86,8 +116,10 @@ def test_what_the_next_stage_cannot_pad_is_the_models_fault(puppets: Puppets) ->
         ([[1], [3, 4], []], 7, [[1, 7], [3, 4], [7, 7]]),
         ([np.ones((2, 1)), np.ones((2, 3))], 5.0, [[[1, 5, 5]] * 2, [[1, 1, 1]] * 2]),
         ([np.ones((1, 2)), np.ones((2, 2))], None, [[[1, 1], [0, 0]], [[1, 1], [1, 1]]]),
+        ([np.ones((1, 2)), np.ones((2, 1))], None, [[[1, 1], [0, 0]], [[1, 0], [1, 0]]]),
         ([["a"], ["b", "c"]], None, [["a", ""], ["b", "c"]]),
         ([np.array([b"a"], object), np.array([b"b", b"c"], object)], None, [[b"a", b""], [b"b", b"c"]]),
+        ([np.array([], object), np.array([b"b"], object)], None, [[b""], [b"b"]]),
         ([["a"], ["b", "c"]], "[PAD]", [["a", "[PAD]"], ["b", "c"]]),
         ([], None, []),
     ],
@@ -99,7 +131,6 @@ def test_rows_are_stacked(rows: Any, pad: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([np.ones((1, 2)), np.ones((2, 3))], ["2", "(1, 2)", "(2, 3)"]),
         ([np.ones(2), np.ones((2, 3))], ["1 axes", "2 axes"]),
         ([np.ones(2), np.ones(2, np.float32)], ["float32", "float64"]),
         ([[[1], [2, 3]], [[1, 2], [3]]], ["not an array"]),

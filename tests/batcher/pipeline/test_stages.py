@@ -11,6 +11,7 @@ from support.batcher.pipelines import Puppets, add_one, answer, double, send, se
 from support.batcher.rig import Recorder, enqueue, result
 
 from tensorferry.batcher import (
+    AloneKey,
     Batcher,
     BatcherClosed,
     InvalidRequest,
@@ -37,6 +38,27 @@ def test_stages_run_in_their_order_and_each_forms_its_own_batches(puppets: Puppe
     assert [answer(recorder) for recorder in (first, *others)] == [[4], [6], [8], [10]]
     assert puppets.rows("a") == [[1], [2, 3, 4]]
     assert puppets.rows("b") == [[2], [3, 4], [5]]
+
+
+def test_a_request_that_shares_no_batch_shares_none_in_a_stage_or_a_stage_of_a_stage(
+    puppets: Puppets,
+) -> None:
+    inner = puppets.pipeline(puppets.stage("a", add_one, "x", "y"))
+    pipeline = puppets.pipeline(
+        Stage("inner", inner, {"x": "x"}, {"y": "m"}), puppets.stage("b", double, "m", "y")
+    )
+    a, b = puppets.runners["a"], puppets.runners["b"]
+    first = send(pipeline, [1])[1]
+    a.await_batches(1)
+    others = [
+        send(pipeline, [value], **key)[1] for value, key in ((2, {}), (3, {"key": AloneKey()}), (4, {}))
+    ]
+    a.open()
+    b.await_batches(1)
+    b.open()
+    assert [answer(recorder) for recorder in (first, *others)] == [[4], [6], [8], [10]]
+    assert [3] in puppets.rows("a")
+    assert [4] in puppets.rows("b")
 
 
 def test_branches_run_at_the_same_time_and_are_joined(puppets: Puppets) -> None:

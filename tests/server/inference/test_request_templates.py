@@ -177,7 +177,7 @@ def check(cache: RequestTemplateCache, data: bytes) -> bool:
     found = cache.find(data, 0)
     if found is None:
         return False
-    template, request_id, id_field, tensors = found
+    template, request_id, id_field, tensors, _ = found
     message = parse(data, pb.ModelInferRequest)
     decoded = decode_request(message, "m", MODEL.signature, MODEL.batched, RegionLease(Regions()))
     assert contents_of(template) == contents_of(add(RequestTemplateCache(), data))

@@ -9,6 +9,7 @@ import pytest
 from support.server.rig import fp32, request, signature, spec
 
 from tensorferry.batcher import SequenceTag, StatefulBatcher, StateTensor
+from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.requests.codec import decode_request
 from tensorferry.server.inference.requests.request_templates import Match, RequestTemplateCache
@@ -43,7 +44,7 @@ def add(cache: RequestTemplateCache, model: Model, data: bytes) -> SequenceTag:
 
 
 def tag_of(found: Match | None) -> SequenceTag | None:
-    return None if found is None else found[0].sequence
+    return None if found is None else found[4]
 
 
 @pytest.mark.parametrize(
@@ -103,3 +104,26 @@ def test_an_id_that_must_be_parsed_matches_nothing(model: Model) -> None:
     assert cache.find(data[:at] + b"\xff\xff" + data[at + 2 :], 0) is None
     twice = message(5) + message(5)[len(message(None)) :]
     assert cache.find(twice, 0) is None
+
+
+def test_a_parameter_whose_last_form_is_unusual_makes_no_template(model: Model) -> None:
+    """The parser takes the last entry of a key, and the last choice in it."""
+    known, choice = pb.ModelInferRequest(), pb.InferParameter(int64_param=9).SerializeToString()
+    known.parameters["sequence_id"].int64_param = 9
+    entry = known.SerializeToString()
+    repeated = entry.replace(bytes([len(entry) - 2]), bytes([len(entry)]), 1)[: -len(choice) - 1]
+    repeated += bytes([2 * len(choice)]) + 2 * choice
+    cache = RequestTemplateCache()
+    data = message(7) + repeated
+    assert add(cache, model, data).id == 9
+    assert cache.find(data, 0) is None
+
+
+def test_sequences_share_a_template(model: Model) -> None:
+    """Else clients with random ids would fill the memory."""
+    cache = RequestTemplateCache()
+    add(cache, model, message(5))
+    first, second = cache.find(message(5), 0), cache.find(message(6), 0)
+    assert first is not None
+    assert second is not None
+    assert first[0] is second[0]

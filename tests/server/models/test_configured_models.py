@@ -24,6 +24,7 @@ Load = Callable[..., Model]
 
 X = 'input { name: "x" data_type: TYPE_FP32 dims: 3 }'
 XY = X + 'output { name: "y" data_type: TYPE_FP32 dims: 3 }'
+STATE = 'sequence_batching { state { input_name: "x" output_name: "y" data_type: TYPE_FP32 %s } }'
 
 
 @pytest.fixture
@@ -171,6 +172,12 @@ def test_unsupported_fields_and_unknown_parameters_give_warnings(
     ("text", "message"),
     [
         ("sequence_batching { max_sequence_idle_microseconds: 1 }", "has neither states nor control inputs"),
+        (STATE % f"dims: {2**62}", r"state 'x' has dims \[4611686018427387904\]; give those of the input"),
+        (STATE % f"dims: {[1] * 80}", r"state 'x' has dims \[1, .*; give those of the input"),
+        (
+            STATE % 'dims: 3 initial_state { data_type: TYPE_FP32 data_file: "\\000" }',
+            "which is no file name",
+        ),
         ("max_batch_size: -1", "'max_batch_size' must be non-negative for m, got -1"),
         ('name: "other"', "has the name 'other'; it must be 'm'"),
     ],

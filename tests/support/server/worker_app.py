@@ -52,6 +52,12 @@ def echo(**tensors: Any) -> Any:
     return tensors
 
 
+@model(inputs=_X, outputs=_Y, streams=True)
+def twice(x: Any) -> Any:
+    yield x
+    yield x
+
+
 @model(inputs=_X, outputs=_Y)
 def doubled(x: Any) -> Any:
     return x * 2

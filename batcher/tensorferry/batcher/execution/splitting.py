@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorferry.batcher.errors import ModelOutputError
 from tensorferry.batcher.request import Array, Outcome, Request, Tensor
 
 
@@ -115,15 +116,23 @@ def join_outputs(outputs: Sequence[Any], places: Array | None = None) -> Any:
     """Join the outputs of consecutive rows on axis 0.
 
     With `places`, row `i` of the result is row `places[i]` of the outputs in this order. Arrays whose rows differ in shape
-    then become a list of rows. A list keeps its type and attributes.
+    then become a list of rows; without `places` they raise ModelOutputError. A list keeps its type and attributes.
     """
     first = outputs[0]
     if isinstance(first, dict):
         return {name: join_outputs([output[name] for output in outputs], places) for name in first}
     lists = [output for output in outputs if not isinstance(output, np.ndarray)]
-    if not lists and (places is None or len({output.shape[1:] for output in outputs}) == 1):
-        joined = np.concatenate(outputs)
-        return joined if places is None else joined[places]
+    if not lists:
+        shapes = {output.shape[1:] for output in outputs}
+        if len(shapes) == 1:
+            joined = np.concatenate(outputs)
+            return joined if places is None else joined[places]
+        if places is None:
+            # Padding would be a guess, because the function may have padded the arrays itself, with another value.
+            raise ModelOutputError(
+                f"a request ran in several batches, and the rows of an output have different shapes in them: "
+                f"{sorted(shapes)[:4]}; return a list of rows, which can be padded, or send at most a batch's rows at once"
+            )
     rows = [row for output in outputs for row in output]
     if places is not None:
         rows = [rows[place] for place in places]

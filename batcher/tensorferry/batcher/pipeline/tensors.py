@@ -17,7 +17,7 @@ from tensorferry.batcher.execution.completion import already_completed
 from tensorferry.batcher.execution.splitting import cut
 from tensorferry.batcher.padding import PadInput, PadPlan
 from tensorferry.batcher.pipeline.stage import Stage, StageModel
-from tensorferry.batcher.request import Array, Outcome, Request, Tensor
+from tensorferry.batcher.request import AloneKey, Array, Outcome, Request, Tensor
 
 # The key has a digest in place of a longer tensor without rows.
 _MAX_KEY_VALUE_BYTES = 4096
@@ -87,6 +87,8 @@ class RequestMaker:
         else:
             layout = self._layout(tensors, values)
         rows, nbytes, key, padding = layout
+        if isinstance(whole.key, AloneKey):
+            key = AloneKey()
         if stacked and padding is not None:
             padding = padding._replace(stacked=stacked)
         priority = whole.priority
@@ -227,11 +229,13 @@ def _value(tensor: Tensor) -> Hashable:
 def array_of(value: Any, what: str, pad_value: Any = None) -> Array:
     """Return an output as an array; one that is a list of rows is stacked.
 
-    A list that is convertible to an array by `__array__` is converted so. Otherwise see `stack_rows`.
+    Without a pad value, a list that is convertible to an array by `__array__` is converted so. Otherwise see `stack_rows`.
     """
     if isinstance(value, np.ndarray):
         return value
-    return np.asarray(value) if hasattr(value, "__array__") else stack_rows(value, what, pad_value)
+    if pad_value is None and hasattr(value, "__array__"):
+        return np.asarray(value)
+    return stack_rows(value, what, pad_value)
 
 
 def row_arrays(rows: Sequence[Any], what: str) -> list[Array]:
@@ -257,30 +261,22 @@ def row_arrays(rows: Sequence[Any], what: str) -> list[Array]:
 
 
 def stack_rows(rows: Sequence[Any], what: str, pad_value: Any = None) -> Array:
-    """Return rows, given one by one, as one array. Rows that differ in length along one axis are padded to the longest.
+    """Return rows, given one by one, as one array. Rows that differ in length are padded to the longest along each axis.
 
     Without a pad value this is 0, and for strings the empty string. `what` names the rows in an error.
     """
     arrays = row_arrays(rows, what)
     if not arrays:
         return np.empty(0)
-    first = arrays[0]
-    uneven = [axis for axis in range(first.ndim) if len({array.shape[axis] for array in arrays}) > 1]
-    if not uneven:
+    shapes = [array.shape for array in arrays]
+    if len(set(shapes)) == 1:
         return np.stack(arrays)
-    if len(uneven) > 1:
-        raise ModelOutputError(
-            f"the rows of {what} may differ in length along one axis, but differ in {len(uneven)}: "
-            f"{sorted({array.shape for array in arrays})[:4]}"
-        )
-    axis = uneven[0]
-    longest = max(array.shape[axis] for array in arrays)
+    dtype = arrays[0].dtype
     if pad_value is None:
-        pad_value = _empty(arrays) if first.dtype.hasobject else 0
-    shape = (len(arrays), *first.shape[:axis], longest, *first.shape[axis + 1 :])
-    padded = np.full(shape, pad_value, first.dtype)
+        pad_value = _empty(arrays) if dtype.hasobject else 0
+    padded = np.full((len(arrays), *map(max, *shapes)), pad_value, dtype)
     for place, array in zip(padded, arrays, strict=True):
-        place[(*(slice(None),) * axis, slice(array.shape[axis]))] = array
+        place[tuple(map(slice, array.shape))] = array
     return padded
 
 

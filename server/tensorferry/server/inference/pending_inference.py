@@ -47,8 +47,7 @@ class PendingInference(Request, InferenceCall, InferenceReply):
         owner: object = None,
         stream: object = None,
     ) -> None:
-        template, self.request_id, self._id_field, tensors = match
-        sequence = template.sequence
+        template, self.request_id, self._id_field, tensors, sequence = match
         if sequence is not None:
             sequence = sequence._replace(owner=client, stream=stream)
         super().__init__(
@@ -114,11 +113,8 @@ class PendingInference(Request, InferenceCall, InferenceReply):
 
     def _for_client(self, outcome: Outcome) -> Outcome:
         """Return the outcome with the outputs as clients expect them, or with an error."""
-        axes = self._template.batch_axes
-        if self.rows == 1 and not axes:
-            return outcome
         try:
-            return with_clients_axes(_of_arrays(outcome), axes)
+            return with_clients_axes(_of_arrays(outcome), self._template.batch_axes)
         except Exception as error:
             return outcome._replace(outputs=None, error=error)
 
@@ -164,9 +160,10 @@ class PendingInference(Request, InferenceCall, InferenceReply):
 def _of_arrays(outcome: Outcome) -> Outcome:
     """Return an outcome whose outputs are arrays: rows of different lengths are padded to the longest."""
     outputs = outcome.outputs
-    if outputs is None or all(type(output) is np.ndarray for output in outputs.values()):
-        return outcome
-    return outcome._replace(outputs={name: np.asarray(output) for name, output in outputs.items()})
+    for output in () if outputs is None else outputs.values():
+        if type(output) is not np.ndarray:
+            return outcome._replace(outputs={name: np.asarray(each) for name, each in outputs.items()})
+    return outcome
 
 
 def _string_bytes(array: Any) -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tensorferry.batcher import DeadlineExceeded, Outcome
+from tensorferry.batcher import Outcome
 from tensorferry.server.errors import InvalidRequestError, UnsupportedError
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.pending_inference import PendingInference
@@ -67,16 +65,14 @@ class StreamedInference(PendingInference):
         self._on_over: Callable[[], None] | None = None
 
     def take(self, outputs: Mapping[str, Any]) -> bool:
-        """See `TakesAnswers`. DeadlineExceeded if there is no room before the deadline."""
+        """See `TakesAnswers`."""
         arrays = {name: np.asarray(output) for name, output in outputs.items()}
         pieces = self._template.response.pieces(self._id_field, Outcome(arrays))
         with self._changed:
-            while self._unsent >= _MOST_UNSENT and not self._over and time.monotonic() < self.deadline:
-                self._changed.wait(None if self.deadline == math.inf else self.deadline - time.monotonic())
+            while self._unsent >= _MOST_UNSENT and not self._over:
+                self._changed.wait()
             if self._over:
                 return False
-            if time.monotonic() >= self.deadline:
-                raise DeadlineExceeded("the deadline passed before the last answer")
             self._unsent += 1
         error = self._send(_Answer(self, pieces))
         if error is not None:

@@ -65,7 +65,7 @@ def test_a_function_may_change_its_arrays_after_it_has_cancelled_a_call(world: W
     assert model.batcher.close()
 
 
-@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("count", [1, 2, 5])
 def test_rows_of_different_lengths_are_padded_in_the_answer(world: World, count: int) -> None:
     """Also if the request is split, and the parts have other longest rows."""
     shapes = signature(spec("x", "INT64", "batch"), outputs=(spec("y", "INT64", "batch", "length"),))
@@ -86,6 +86,16 @@ def test_lists_are_converted(world: World, value: Any) -> None:
     found = world.call("m", {"x": value})["y"]
     assert found.dtype == np.float32
     assert found.tolist() == np.array(value, float).tolist()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value"), [("UINT8", [1, 255]), ("UINT64", [1, 2**64 - 1]), ("UINT16", [True]), ("INT8", [])]
+)
+def test_lists_of_integers_are_converted_to_integers_of_any_size(
+    world: World, datatype: str, value: list[int]
+) -> None:
+    world.add("m", echo, signature(spec("x", datatype, "batch"), outputs=(spec("y", datatype, "batch"),)))
+    assert world.call("m", {"x": value})["y"].tolist() == value
 
 
 @pytest.mark.parametrize("value", [[0.5], [2**40]])

@@ -96,6 +96,20 @@ def test_a_lone_request_whose_process_is_killed_from_outside_runs_again(
     assert process.restarts == 1
 
 
+@pytest.mark.parametrize("act", ["read", "close"])
+def test_a_stream_whose_process_is_killed_from_outside_fails_and_is_not_refused(
+    started: Start, act: str
+) -> None:
+    process, x = started("twice"), {"x": np.ones(1)}
+    answers = process.answers(x)
+    answers.read()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(ProcessDied, match="its process was killed before the last answer"):
+        getattr(answers, act)()
+    assert process.answers(x).read().tolist() == [1]
+
+
 @pytest.mark.parametrize("start", [True, False])
 def test_a_process_that_ended_between_two_batches_costs_none(
     started: Start, start: bool, caplog: pytest.LogCaptureFixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tensorferry.serving import (
     FP32,
     INT64,
     STRING,
+    UINT8,
     FunctionModel,
     InvalidInput,
     RowPadding,
@@ -108,8 +110,8 @@ def test_rows_of_different_lengths_are_padded_for_each_request(load: LoadFunctio
     go_on.set()
     assert np.asarray(first.result()["ids"]).tolist() == [[0, 0], [0, 1]]
     assert np.asarray(first.result()["word"]).tolist() == [["w", ""], ["w", "w"]]
-    assert second.result()["ids"].tolist() == [[0, 1, 2, 3]]
-    assert held.result()["ids"].shape == (1, 99)
+    assert np.asarray(second.result()["ids"]).tolist() == [[0, 1, 2, 3]]
+    assert np.asarray(held.result()["ids"]).shape == (1, 99)
 
 
 def test_rows_are_padded_with_the_values_of_the_function(load: LoadFunction) -> None:
@@ -122,6 +124,38 @@ def test_rows_are_padded_with_the_values_of_the_function(load: LoadFunction) -> 
     )
     answer = load(declared).batcher.submit_rows({"n": np.array([1, 3])}).result()
     assert np.asarray(answer["y"]).tolist() == [[0, 9, 9], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("lengths", [[0, 2], [1, 1, 3, 3], [3, 3, 1, 1], [0, 0, 2], [2, 2, 0], [1, 2, 0, 0]])
+def test_batches_of_one_request_are_padded_together(load: LoadFunction, lengths: list[int]) -> None:
+    elements = {"id": (1, 9), "word": ("w", ""), "blob": (b"x", b"")}
+
+    def rows(n: Any) -> Any:
+        return [np.ones(k, int) for k in n], *(
+            [np.array([elements[name][0]] * k, object) for k in n] for name in ("word", "blob")
+        )
+
+    declared = FunctionModel(
+        "rows",
+        rows,
+        {"n": INT64[-1]},
+        {"id": INT64[-1, -1], "word": STRING[-1, -1], "blob": BYTES[-1, -1]},
+        max_batch_size=2,
+        row_padding=lambda: RowPadding((16,), {"id": 9}),
+    )
+    answer = load(declared).batcher.submit_rows({"n": np.array(lengths)}).result()
+    for name, (element, pad) in elements.items():
+        expected = [[element] * length + [pad] * (max(lengths) - length) for length in lengths]
+        assert np.asarray(answer[name]).tolist() == expected
+
+
+def test_a_function_of_one_row_may_return_any_length(load: LoadFunction) -> None:
+    @model(inputs={"n": INT64[()]}, outputs={"y": STRING[-1]}, batched=False)
+    def words(n: Any) -> Any:
+        return np.array(["w"] * int(n), object)
+
+    answer = load(words).batcher.submit_rows({"n": np.array([0, 1, 2])}).result()
+    assert np.asarray(answer["y"]).tolist() == [["", ""], ["w", ""], ["w", "w"]]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +172,15 @@ def test_rows_are_padded_with_the_values_of_the_function(load: LoadFunction) -> 
 def test_a_wrong_return_is_found_by_the_trial_run(load: LoadFunction, result: Any, message: str) -> None:
     declared = model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, name="wrong")(result)
     with pytest.raises(StartError, match=f"model 'wrong', trial run: {message}"):
+        load(declared)
+
+
+@pytest.mark.parametrize("value", [1.7, np.float64(255.9), 300, -1, "1"])
+def test_a_list_of_other_numbers_is_a_wrong_return(load: LoadFunction, value: Any) -> None:
+    declared = model(inputs={"x": FP32[-1]}, outputs={"y": UINT8[-1]}, name="wrong")(
+        lambda x: [value] * len(x)
+    )
+    with pytest.raises(StartError, match="output 'y' is of type list, which is no array of UINT8"):
         load(declared)
 
 
@@ -195,6 +238,8 @@ def test_an_example_must_fit(load: LoadFunction) -> None:
         StartError, match=r"the example of input 'x' has shape \[1\]; it must have at least one row"
     ):
         load(declared)
+    with pytest.raises(StartError, match="the example of input 'x' is no array of INT64"):
+        load(replace(declared, inputs={"x": INT64[-1]}, example={"x": [1.7]}))
 
 
 def test_a_class_whose_load_fails_is_an_error(load: LoadFunction) -> None:

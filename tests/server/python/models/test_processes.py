@@ -51,6 +51,12 @@ def act(x):
         os._exit(3)
     return x
 
+@model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, streams=True, processes=1)
+def count(x):
+    yield x
+    os._exit(3)
+
+
 @model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, processes=2)
 def wrong(x):
     return [1, 2, 3]
@@ -161,6 +167,19 @@ def test_a_process_that_cannot_start_again_puts_its_instance_out_of_service(
     events = instance.health.statistics().events
     assert events[InstanceEvent.PROCESS_DIED] == events[InstanceEvent.REBUILT] == 1
     assert events[InstanceEvent.REBUILD_FAILED] >= 3
+
+
+def test_a_stream_does_not_run_again_if_its_process_cannot_start_again(app: Path) -> None:
+    process, health = WorkerProcess(app, "count", name="count"), InstanceHealth("count", "1")
+    instance = FunctionInstance(
+        "count", lambda inputs, rows: process.answers(inputs), process, health, 0, RunLimits()
+    )
+    answers: Any = instance.answers({"x": np.array([2], "f4")}, lambda cancel: None)
+    assert next(answers).tolist() == [2]
+    (app.parent / "ill").touch()
+    with pytest.raises(ProcessDied):
+        next(answers)
+    process.close()
 
 
 def _recovers(recover: Callable[[], None]) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorferry.batcher import Tensor
+from tensorferry.protos.tensors import from_numbers
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.requests.batch_axes import rows_first
@@ -63,15 +64,10 @@ def _tensor(value: npt.ArrayLike, spec: TensorSpec, model: Model) -> Tensor:
 def _numbers(value: npt.ArrayLike, spec: TensorSpec, what: str) -> Array:
     storage = spec.datatype.storage
     try:
+        if isinstance(value, (list, tuple, bool, int, float)):
+            return from_numbers(value, spec.datatype)
         array = np.asarray(value)
-        if isinstance(value, (list, tuple, bool, int, float)) and (
-            not array.size or np.can_cast(array.dtype, storage, "same_kind")
-        ):
-            given, array = array, array.astype(storage)
-            # Numpy lets integers wrap around: `astype` always, `asarray` before version 2.
-            if storage.kind in "iu" and not np.array_equal(given, array):
-                raise OverflowError(f"an element is out of bounds for {storage.name}")
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError) as error:
         raise InvalidRequestError(
             f"{what} is of type {type(value).__name__}, which is no array of {spec.datatype.name}: {error}"
         ) from None
@@ -79,9 +75,9 @@ def _numbers(value: npt.ArrayLike, spec: TensorSpec, what: str) -> Array:
         return array
     if spec.datatype.name == "BF16" and array.dtype.name == "bfloat16":
         return array.view(storage)
+    wanted = "ml_dtypes.bfloat16" if spec.datatype.name == "BF16" else repr(storage.name)
     raise InvalidRequestError(
-        f"{what} has dtype {array.dtype}, but the model expects {spec.datatype.name}: convert it with "
-        f".astype({storage.name!r})"
+        f"{what} has dtype {array.dtype}, but the model expects {spec.datatype.name}: convert it with .astype({wanted})"
     )
 
 

@@ -170,7 +170,7 @@ class _CallsOfBatch(AbstractContextManager[None]):
             if trace is not None:
                 finish = traced_completion(trace, partial(_sent, trace, finish), model, triton=triton)
             pending = PendingInference(
-                (template, _id_of(first), b"", decoded.tensors),
+                (template, _id_of(first), b"", decoded.tensors, template.sequence),
                 min(deadline, now + template.timeout),
                 first.client,
                 () if trace is None else metadata_of(trace),

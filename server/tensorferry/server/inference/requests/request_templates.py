@@ -12,7 +12,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -25,13 +25,12 @@ from tensorferry.server.inference.responses.classification import Classifier
 from tensorferry.server.inference.responses.responses import ResponseTemplate
 from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.server.signature import Signature
-from tensorferry.server.wire.fields import DELIMITED, MalformedError, fields, varint
+from tensorferry.server.wire.fields import DELIMITED, VARINT, MalformedError, fields, varint
 from tensorferry.server.wire.parameters import SEQUENCE_ID
 
 # Bounds of the cache. Sizes are those of messages.
 _MAX_SIZES = 256
 _MAX_ENTRIES_OF_A_SIZE = 8
-_MAX_SEQUENCES = 1024
 # The bytes of a message beside values and id. A client could send many, different in each message.
 _MAX_FIXED_BYTES = 8 * 1024
 # A message of more fields becomes no template, because finding them takes long.
@@ -48,7 +47,9 @@ _new = tuple.__new__
 _ID_FIELD = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["id"].number
 _PARAMETERS_FIELD = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["parameters"].number
 _CHOICES = pb.InferParameter.DESCRIPTOR.fields_by_name
-_INTEGER_CHOICE, _TEXT_CHOICE = _CHOICES["int64_param"].number, _CHOICES["string_param"].number
+# Numbers and wire types of the fields of a parameter, and of the two fields that may have the id of a sequence.
+_PARAMETER = [(1, DELIMITED), (2, DELIMITED)]
+_INTEGER, _TEXT = (_CHOICES["int64_param"].number, VARINT), (_CHOICES["string_param"].number, DELIMITED)
 _SEQUENCE_ID = SEQUENCE_ID.encode()
 _RAW_FIELD = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
 
@@ -59,7 +60,7 @@ class RequestTemplate:
 
     `timeout` and `max_queue_time` are in seconds, inf for none. `shapes` are those of the inputs, in the order of `names`.
     `batch_axes` are those of the outputs of which it is not the first, as clients see them. `sequence` is set for a model
-    with states; the owner in it is that of each request. `empty_final` is as in `RequestParameters`.
+    with states; its id and its owner are those of each request. `empty_final` is as in `RequestParameters`.
     """
 
     model: Model
@@ -97,33 +98,17 @@ class MessageLayout:
     names_sequence: bool = False
 
 
-# A message's template, its id, its id as a serialised field, and its tensors.
-Match: TypeAlias = tuple[RequestTemplate, str, bytes, tuple[Tensor, ...]]
+# A message's template, its id, its id as a serialised field, its tensors, and its sequence.
+Match: TypeAlias = tuple[RequestTemplate, str, bytes, tuple[Tensor, ...], SequenceTag | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A template with its layout. `tensors` has dtype, shape, start and stop of each of the model's inputs.
-
-    `of_sequences` has the same template for each of the last sequences, by its id.
-    """
+    """A template with its layout. `tensors` has dtype, shape, start and stop of each of the model's inputs."""
 
     template: RequestTemplate
     layout: MessageLayout
     tensors: tuple[tuple[np.dtype[Any], tuple[int, ...], int, int], ...]
-    of_sequences: dict[int | str, RequestTemplate] = field(default_factory=dict)
-
-    def of_sequence(self, number: int | str) -> RequestTemplate:
-        """Return the template of a request of this sequence."""
-        known = self.template.sequence
-        if known is None:
-            return self.template
-        found = self.of_sequences.get(number)
-        if found is None:
-            if len(self.of_sequences) >= _MAX_SEQUENCES:
-                self.of_sequences.clear()
-            found = self.of_sequences[number] = replace(self.template, sequence=_tag_of(known, number))
-        return found
 
 
 class RequestTemplateCache:
@@ -157,19 +142,20 @@ class RequestTemplateCache:
                 except UnicodeDecodeError:
                     # Parsing reports the error.
                     return None
-                template = entry.template
+                sequence = entry.template.sequence
                 if layout.sequence != (0, 0):
                     number = _sequence_id(data, layout)
                     if number is None:
                         return None
-                    template = entry.of_sequence(number)
+                    if sequence is not None:
+                        sequence = _tag_of(sequence, number)
                 start, stop = layout.id_field
                 values = data if len(data) < _VIEW_BYTES else memoryview(data)
                 tensors = []
                 for dtype, shape, at, end in entry.tensors:
                     # Half the time of `Tensor(...)`, for each tensor of each request.
                     tensors.append(_new(Tensor, (dtype, shape, values[at:end])))
-                return template, request_id, data[start:stop], tuple(tensors)
+                return entry.template, request_id, data[start:stop], tuple(tensors), sequence
         return None
 
     def add(
@@ -374,15 +360,19 @@ def message_layout(data: bytes) -> MessageLayout | None:
 
 
 def _sequence_in(data: bytes, start: int, stop: int) -> tuple[int, int, bool] | None:
-    """Return where a parameter has the id of a sequence, and whether it is a text; None for another parameter."""
-    entry = {number: (value, end) for number, _, value, end in fields(data, start, stop)}
-    if data[slice(*entry.get(1, (0, 0)))] != _SEQUENCE_ID or 2 not in entry:
+    """Return where a parameter has the id of a sequence, and whether it is a text; None for another parameter.
+
+    MalformedError if the id is not written as libraries write it, because parsers take the last of several.
+    """
+    entry = list(fields(data, start, stop))
+    if not any(number == 1 and data[value:end] == _SEQUENCE_ID for number, _, value, end in entry):
         return None
-    choices = list(fields(data, *entry[2]))
-    if len(choices) != 1:
-        return None
-    ((number, _, value, end),) = choices
-    return (value, end, number == _TEXT_CHOICE) if number in (_INTEGER_CHOICE, _TEXT_CHOICE) else None
+    if [part[:2] for part in entry] == _PARAMETER:
+        choices = list(fields(data, *entry[1][2:]))
+        if len(choices) == 1 and choices[0][:2] in (_INTEGER, _TEXT):
+            ((_, kind, value, end),) = choices
+            return value, end, kind == DELIMITED
+    raise MalformedError("the id of a sequence in an unusual form")
 
 
 def _sequence_id(data: bytes, layout: MessageLayout) -> int | str | None:

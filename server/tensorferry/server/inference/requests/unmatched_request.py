@@ -110,7 +110,7 @@ class UnmatchedRequest:
             template = uncached_template(model, decoded, self._limits.message_bytes)
         else:
             template = templates.add(self._data, self._message, model, decoded, generation)
-        return template, self.request_id, id_field_of(self.request_id), decoded.tensors
+        return template, self.request_id, id_field_of(self.request_id), decoded.tensors, template.sequence
 
     def pending(
         self,

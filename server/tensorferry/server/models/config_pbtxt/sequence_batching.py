@@ -144,14 +144,19 @@ def _initial(state: Any, what: str, directory: Path | None) -> np.ndarray[Any, A
         return None
     datatype = DATATYPES[datatype_of(given.data_type if given is not None else state.data_type)]
     if given is None or given.WhichOneof("state_data") != "data_file":
-        return np.zeros(dims, datatype.storage)
+        try:
+            return np.zeros(dims, datatype.storage)
+        except (ValueError, MemoryError) as error:
+            raise ModelConfigError(f"{what} has dims {dims}; give those of the input ({error})") from None
     folder = (directory or Path()) / _DIRECTORY
+    if "\0" in given.data_file:
+        raise ModelConfigError(f"{what} begins with the file {given.data_file!r}, which is no file name")
     path = (folder / given.data_file).resolve()
     if directory is None or not path.is_relative_to(folder.resolve()):
         raise ModelConfigError(f"{what} begins with the file {given.data_file!r}, which is not in {folder}")
     try:
         return decode_raw(path.read_bytes(), datatype, dims)
-    except (OSError, TensorError) as error:
+    except (OSError, TensorError, ValueError) as error:
         raise ModelConfigError(f"{what} begins with the file {path}, which cannot be used: {error}") from None
 
 

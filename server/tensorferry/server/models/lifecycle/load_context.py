@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tensorferry.batcher import BatchStartCallback, ResponseBurstHook
-from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import NotFoundError
 from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.server.python.steps.stage_function import CallsOfBatch, no_calls
@@ -31,10 +31,9 @@ class LoadContext:
     """The server's options and objects that loading needs.
 
     `devices` has the device that was chosen for each value of --device; the CPU for others. Without a `watchdog`, hanging
-    runs are not detected. `on_health_change` and `on_device_lost` are `changed` and `lost` of `InstanceHealth`,
-    `response_hook` and `batch_started` as in `Batcher`. `calls` makes what functions call other models through. `get_model`
-    and `step_model` are as `get` and `step_model` of `ModelRegistry`. `on_open_layout` is called with a model whose layout of
-    the cores is to be measured.
+    runs are not detected, and deadlines do not end streams of answers. `on_health_change` and `on_device_lost` are `changed`
+    and `lost` of `InstanceHealth`, `response_hook` and `batch_started` as in `Batcher`. `calls` makes what functions call other models through. `get_model`
+    and `step_model` are as `get` and `step_model` of `ModelRegistry`.
     """
 
     config: ServerConfig
@@ -47,4 +46,3 @@ class LoadContext:
     calls: CallsOfBatch = no_calls
     get_model: FindModel = _no_model
     step_model: FindModel = _no_model
-    on_open_layout: Callable[[ModelSource], None] = lambda source: None

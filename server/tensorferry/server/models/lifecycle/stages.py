@@ -268,7 +268,8 @@ class _StageBuilder:
         # A steady stage may run on a transport's thread, which must not wait for another model.
         calls = no_calls if self._steady else self._context.calls
         if (answers := instances[0].answers) is not None:
-            return StreamFunction(model, answers, self._times[0][number], calls)
+            times = self._times[0][number]
+            return StreamFunction(model, answers, times, calls, self._context.watchdog)
         if self._own_names:
             (placed,), (instance,), (step,) = self._planned.steps, instances, self._loaded
             if not step.python:

@@ -54,7 +54,11 @@ def run_process(arguments: Sequence[str]) -> None:
     runs = _Runs(ArrayMemory(inputs), ArrayMemory(outputs), call, streams=declared.streams)
     while (message := server.receive()) is not None:
         calls = CallsToServer(server)
-        calls.end(*runs.answer(message, calls))
+        kind, content = runs.answer(message, calls)
+        if kind == YIELDED:
+            # The generator may read their results when it goes on, and the server answers none until then.
+            calls.wait()
+        calls.end(kind, content)
 
 
 def _bound(declared: FunctionModel, path: Path) -> Call:

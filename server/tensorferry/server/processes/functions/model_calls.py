@@ -6,7 +6,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -67,6 +67,10 @@ class CallsToServer:
             self._open[number] = future
             self._server.send(CALL, {"number": number}, content)
         return future
+
+    def wait(self) -> None:
+        """Wait until all calls are answered."""
+        wait(self._open.copy().values())
 
     def end(self, kind: str, content: bytes) -> None:
         """Send the last message of the run, and end the thread. Calls without an answer fail."""

@@ -103,7 +103,7 @@ class WorkerProcess:
     ) -> Any:
         """Return what `exchange` returns, an answer to a request of these inputs. For `answers`."""
         # After the first answer it must not run again.
-        return self._exchange(inputs, (), exchange, again=not first)
+        return self._exchange(inputs, (), exchange, repeatable=first)
 
     def _exchange(
         self,
@@ -111,9 +111,10 @@ class WorkerProcess:
         rows: Sequence[int],
         exchange: Callable[[FunctionChild], Any],
         *,
-        again: bool = False,
+        repeatable: bool = True,
     ) -> Any:
-        """Return what `exchange` returns with the process. `again` is whether the batch has run before."""
+        """Return what `exchange` returns with the process. `repeatable` is whether the batch may run once more."""
+        again = not repeatable
         with self._busy:
             self._check_refused(inputs, rows)
             while True:
@@ -132,6 +133,11 @@ class WorkerProcess:
                 if self._ending or self._closed:
                     raise self._ended()
                 self._on_death()
+                if begun and not repeatable and status == _KILLED:
+                    # Perhaps memory was short, and a second run, which would show whether it is at fault, is not possible.
+                    text = "%s: it ended (%s) after an answer to a request, which fails"
+                    _log.warning(text, self._name, how)
+                    raise ProcessDied("its process was killed before the last answer", how)
                 if begun and (again or len(rows) > 1 or status != _KILLED):
                     raise self._died(how, inputs, rows)
                 if again:

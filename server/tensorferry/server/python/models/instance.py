@@ -23,7 +23,7 @@ from tensorferry.server.processes.functions.errors import ProcessDied, ProcessNo
 from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.python.functions.answers import NO_MORE, Answers
 from tensorferry.server.python.models.failures import request_error, wrong_return
-from tensorferry.server.python.models.outputs import DeclaredOutputs, WrongOutputs, stack_rows
+from tensorferry.server.python.models.outputs import DeclaredOutputs, WrongOutputs, joined_rows
 from tensorferry.server.runtime.checks.sampling import Array
 from tensorferry.server.runtime.recovery.instance_health import InstanceEvent, InstanceHealth
 from tensorferry.server.runtime.recovery.watchdog import Overdue, RunLimits, WatchedRun
@@ -70,7 +70,10 @@ def checked_call(declared: FunctionModel, signature: Signature, call: BatchCall)
 
         def check_rows(inputs: Mapping[str, Array], rows: Sequence[int]) -> dict[str, Any]:
             results = [of_row.checked(result, 0) for result in call(inputs, rows)]
-            return {name: stack_rows([result[name] for result in results]) for name in declared.outputs}
+            return {
+                spec.name: joined_rows(spec, [result[spec.name] for result in results])
+                for spec in signature.outputs
+            }
 
         return check_rows
     first = signature.inputs[0].name
@@ -123,6 +126,7 @@ class FunctionInstance(WatchedRun):
         `rows` has the rows of each request. Raises as `request_error` says, in `BatchFailed` if all requests get that; InstanceFailed if the process cannot be started,
         RunTimedOut if it was killed because the run took too long.
         """
+        self._ensure_process()
         outputs: dict[str, Any] = self._limited(lambda: self._call(inputs, rows))
         return outputs
 
@@ -134,6 +138,8 @@ class FunctionInstance(WatchedRun):
         Each answer may take as long as a run. `on_over` is given what to call, on any thread, if nobody reads them any more.
         Close the iterator, which closes the function's generator.
         """
+        # Only here, because InstanceFailed after an answer would let the batcher run the request again.
+        self._ensure_process()
         source: Answers = self._limited(lambda: self._call(inputs, ()))
         on_over(source.cancel)
         try:
@@ -142,10 +148,12 @@ class FunctionInstance(WatchedRun):
         finally:
             self._limited(source.close)
 
-    def _limited(self, call: Callable[[], _T]) -> _T:
-        """Return what a call of the function returns, which may take as long as a run. Raises as `run` does."""
+    def _ensure_process(self) -> None:
         if self._process is not None and self._process.pid is None:
             self._start_process()
+
+    def _limited(self, call: Callable[[], _T]) -> _T:
+        """Return what a call of the function returns, which may take as long as a run. Raises as `run` does."""
         self._began = time.monotonic()
         # In the order that `WatchedRun` asks for.
         self._running, self._overdue = self._process, None

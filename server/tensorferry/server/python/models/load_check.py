@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorferry.protos.tensors import from_numbers
 from tensorferry.server.errors import NotReadyError, StartError, truncate
 from tensorferry.server.observability.logs.log_format import EXCEPTION
 from tensorferry.server.onnx.batching.random_rows import distinct_rows, rows_of
@@ -141,7 +142,7 @@ def _mixing_in_largest(
     alone: Sequence[Mapping[str, Any]],
     most: int,
 ) -> str:
-    row_bytes = sum(array[:].nbytes for array in (*rows[0].values(), *alone[0].values()))
+    row_bytes = sum(np.asarray(array).nbytes for array in (*rows[0].values(), *alone[0].values()))
     what = f"model {calls.name!r}: input and output of a batch of {most} rows"
     check_fits(what, row_bytes * most, f"lower max_batch_size, which is {most}")
     pair = batch_of_rows(signature, rows)
@@ -251,8 +252,8 @@ def _difference(
     ends = {*range(rows)[:_COMPARED_ROWS], *range(rows)[-_COMPARED_ROWS:]}
     for spec in signature.outputs:
         for at in sorted(ends):
-            expected = alone[at % len(alone)][spec.name][:1]
-            got = together[spec.name][at : at + 1]
+            expected = np.asarray(alone[at % len(alone)][spec.name][:1])
+            got = np.asarray(together[spec.name][at : at + 1])
             if describe_difference(spec, expected, got):
                 text = (
                     f"output {spec.name!r} of a row is {_shown(spec, expected)} if it runs alone, and {_shown(spec, got)} in a "
@@ -333,7 +334,7 @@ def _example(declared: FunctionModel, signature: Signature) -> dict[str, Array]:
     for spec in signature.inputs:
         given: Any = (declared.example or {})[spec.name]
         try:
-            array = np.asarray(given, spec.datatype.storage)
+            array = from_numbers(given, spec.datatype) if spec.datatype.size else np.asarray(given, object)
         except (TypeError, ValueError) as error:
             raise StartError(
                 f"model {declared.name!r}: the example of input {spec.name!r} is no array of {spec.datatype.name} ({error})"

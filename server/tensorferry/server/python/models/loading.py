@@ -157,7 +157,7 @@ def _of_requests(declared: FunctionModel) -> _Worker:
     except Exception as error:
         raise StartError(f"model {declared.name!r} cannot be loaded:\n{traceback_text(error)}") from None
     if declared.streams:
-        return _Worker(lambda inputs, rows: answers_of(made.answers(inputs)), close=made.close)
+        return _Worker(lambda inputs, rows: made.answers(inputs), close=made.close)
     return _Worker(made.run, close=made.close)
 
 

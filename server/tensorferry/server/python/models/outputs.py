@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tensorferry.batcher import stack_rows
+from tensorferry.protos.tensors import from_numbers
 from tensorferry.server.runtime.checks.sampling import Array
 from tensorferry.server.signature import TensorSpec
 
@@ -16,41 +18,29 @@ class WrongOutputs(Exception):
 
 
 class RaggedRows(list[Array]):
-    """The rows of an output, which differ in length along one axis.
+    """The rows of an output, which may differ in length.
 
-    A slice has copies of its rows: as one array if they are equally long, and else again as `RaggedRows`. As an array, rows
-    are padded with `pad`, or empty strings, to the longest. So the batcher gives each request its own rows, and their
-    padding does not depend on the other requests.
+    A slice has copies of its rows. As an array, rows are padded to the longest: with `pad`, or without it with 0 or empty
+    strings. So the batcher gives each request its own rows, and their padding does not depend on the other requests. A slice
+    stays `RaggedRows`, also if its rows are equally long, because the batcher may join it with longer rows.
     """
 
-    def __init__(self, rows: Iterable[Array], pad: Any = 0) -> None:
+    def __init__(self, rows: Iterable[Array], pad: Any = None) -> None:
         super().__init__(rows)
         self.pad = pad
 
     def __getitem__(self, index: Any) -> Any:
         rows = super().__getitem__(index)
-        if not isinstance(index, slice):
-            return rows
-        if len({row.shape for row in rows}) > 1:
-            return RaggedRows([row.copy() for row in rows], self.pad)
-        return stack_rows(rows, self.pad)
+        return RaggedRows([row.copy() for row in rows], self.pad) if isinstance(index, slice) else rows
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return stack_rows(self, self.pad)
+        return stack_rows(self, "an output", self.pad)
 
 
-def stack_rows(rows: Sequence[Array], pad: Any = 0) -> Array:
-    """Return the rows as one array, padded with `pad`, or empty strings, to the longest along each axis."""
-    shapes = {row.shape for row in rows}
-    if len(shapes) == 1:
-        return np.stack(rows)
-    longest = tuple(max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True))
-    dtype = rows[0].dtype
-    empty: Any = type(rows[0].flat[0])() if dtype.hasobject and rows[0].size else pad
-    stacked = np.full((len(rows), *longest), empty, dtype)
-    for target, row in zip(stacked, rows, strict=True):
-        target[tuple(map(slice, row.shape))] = row
-    return stacked
+def joined_rows(spec: TensorSpec, rows: Sequence[Array], pad: Any = None) -> Array | RaggedRows:
+    """Return the rows of an output: as `RaggedRows` if the declaration lets them differ in length, else as an array."""
+    varies = any(not isinstance(dim, int) for dim in spec.dims[1:])
+    return RaggedRows(rows, pad) if varies else stack_rows(rows, f"output {spec.name!r}")
 
 
 class DeclaredOutputs:
@@ -64,7 +54,7 @@ class DeclaredOutputs:
         copy: bool,
         pads: Mapping[str, Any] | None = None,
     ) -> None:
-        """`pads` has the pad values of rows of different lengths, by output; 0 by default.
+        """`pads` has the pad values of rows of different lengths, by output; by default 0 or empty strings.
 
         `copy` is for a function that may write to an array that it has returned, before that is sent or a later step reads
         it. Slices of `RaggedRows` are copies anyway.
@@ -134,14 +124,13 @@ class DeclaredOutputs:
                         f"output {spec.name!r} has a row of shape {list(row.shape)}, and is declared as "
                         f"{list(spec.shape)}, whose axis 0 counts the rows"
                     )
-            pad = self._pads.get(spec.name, 0)
-            varies = any(not isinstance(dim, int) for dim in spec.dims[1:])
-            return RaggedRows(parts, pad) if varies and self._batched else stack_rows(parts, pad)
+            pad = self._pads.get(spec.name)
+            if self._batched:
+                return joined_rows(spec, parts, pad)
+            return stack_rows(parts, f"output {spec.name!r}", pad)
         try:
-            if spec.datatype.size:
-                return np.asarray(value, spec.datatype.storage)
-            return np.asarray(value, object)
-        except (TypeError, ValueError, OverflowError) as error:
+            return from_numbers(value, spec.datatype) if spec.datatype.size else np.asarray(value, object)
+        except (TypeError, ValueError) as error:
             raise WrongOutputs(
                 f"output {spec.name!r} is of type {type(value).__name__}, which is no array of {spec.datatype.name} ({error})"
             ) from None

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import contextlib
 import inspect
 import json
-import queue
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +22,7 @@ from google.protobuf.json_format import MessageToDict
 from tensorferry.protos import model_config_pb2 as pb
 from tensorferry.server.errors import StartError, StepFailedError
 from tensorferry.server.models.config_pbtxt.pbtxt import datatype_of
+from tensorferry.server.python.functions.answers import NO_MORE, Answers
 from tensorferry.server.python.functions.app_file import import_module
 from tensorferry.server.python.functions.failure import text_of, traceback_text
 from tensorferry.server.python.triton import backend_utils
@@ -226,48 +225,18 @@ class _Instance:
         outputs = [self._arrays(response) for response in responses]
         if len(outputs) == 1:
             return outputs[0]
+        for response, expected in zip(outputs, rows, strict=True):
+            for name, array in response.items():
+                # Otherwise a request would get rows of its neighbour.
+                if array.shape[:1] != (expected,):
+                    raise self._failed(
+                        f"output {name!r} of a response has the shape {list(array.shape)}; its request has {expected} rows"
+                    )
         return {name: np.concatenate([each[name] for each in outputs]) for name in self._outputs}
 
-    def answers(self, inputs: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """Yield the responses of a decoupled model to one request, which it may send from any thread."""
-        sent: queue.Queue[Mapping[str, Any] | BaseException | None] = queue.Queue(maxsize=1)
-        over = threading.Event()
-
-        def put(item: Mapping[str, Any] | BaseException | None) -> None:
-            # What is sent after the end is dropped, as in Triton.
-            taken = False
-            while not taken and not over.is_set():
-                with contextlib.suppress(queue.Full):
-                    sent.put(item, timeout=0.05)
-                    taken = True
-
-        def send(response: InferenceResponse | None, final: bool) -> None:
-            if response is not None:
-                try:
-                    put(self._arrays(response))
-                except Exception as error:
-                    put(error)
-            if final:
-                put(None)
-
-        def execute() -> None:
-            try:
-                self._executed([self._request(inputs, InferenceResponseSender(send, over.is_set))])
-            except BaseException as error:
-                put(error)
-
-        # On a thread of its own, because responses must be sent while `execute` runs.
-        thread = new_thread("triton-execute", partial(copy_context().run, execute), ThreadKind.EXPENDABLE)
-        thread.start()
-        try:
-            while (item := sent.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-        finally:
-            over.set()
-            # Models expect that `execute` is not called again before it returns.
-            thread.join()
+    def answers(self, inputs: Mapping[str, Any]) -> Answers:
+        """Return the responses of a decoupled model to one request, which it may send from any thread."""
+        return _SentAnswers(lambda sender: self._executed([self._request(inputs, sender)]), self._arrays)
 
     def _request(
         self, inputs: Mapping[str, Any], sender: InferenceResponseSender | None = None
@@ -303,6 +272,70 @@ class _Instance:
         if missing := [name for name in self._outputs if name not in found]:
             raise self._failed(f"the response has no output {', '.join(missing)}")
         return {name: found[name] for name in self._outputs}
+
+
+class _SentAnswers:
+    """The responses that `execute` sends until the last one, as arrays. See `Answers`."""
+
+    def __init__(
+        self,
+        execute: Callable[[InferenceResponseSender], Any],
+        arrays: Callable[[InferenceResponse], Mapping[str, Any]],
+    ) -> None:
+        self._execute, self._arrays = execute, arrays
+        # Guards the fields below; notified of each change. Nothing is called while it is held.
+        self._changed = threading.Condition()
+        # What `read` takes next: an answer, an error, or NO_MORE. None if nothing was sent.
+        self._sent: Any = None
+        self._over = False
+        # On a thread of its own, because responses must be sent while `execute` runs.
+        run = partial(copy_context().run, self._run)
+        self._thread = new_thread("triton-execute", run, ThreadKind.EXPENDABLE)
+        self._thread.start()
+
+    def read(self) -> Any:
+        with self._changed:
+            self._changed.wait_for(lambda: self._sent is not None or self._over)
+            sent, self._sent = self._sent, None
+            self._changed.notify_all()
+            if self._over:
+                return NO_MORE
+        if isinstance(sent, BaseException):
+            raise sent
+        return sent
+
+    def close(self) -> None:
+        self.cancel()
+        # Models expect that `execute` is not called again before it returns.
+        self._thread.join()
+
+    def cancel(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            self._execute(InferenceResponseSender(self._send, lambda: self._over))
+        except BaseException as error:
+            self._put(error)
+
+    def _send(self, response: InferenceResponse | None, final: bool) -> None:
+        if response is not None:
+            try:
+                self._put(self._arrays(response))
+            except Exception as error:
+                self._put(error)
+        if final:
+            self._put(NO_MORE)
+
+    def _put(self, sent: Any) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._sent is None or self._over)
+            # What is sent after the end is dropped, as in Triton.
+            if not self._over:
+                self._sent = sent
+                self._changed.notify_all()
 
 
 def _parts(inputs: Mapping[str, Any], rows: Sequence[int]) -> Iterator[Mapping[str, Any]]:
