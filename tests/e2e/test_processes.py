@@ -19,7 +19,7 @@ import pytest
 from polling import PATIENCE, until
 from support.models import small
 from support.processes import observed
-from support.processes.server import ServerProcess
+from support.processes.server import ServerProcess, running
 
 from tensorferry.client import InferenceClient
 from tensorferry.protos import inference_pb2 as pb
@@ -167,3 +167,25 @@ def test_sighup_replaces_the_processes_one_by_one(server: ServerProcess, factor_
         assert client.infer("times", {"x": x})["y"].tolist() == [[3, 3, 3]]
     assert not {*before} & {*processes(server)}
     assert len(server.errors()) == errors
+
+
+def test_sighup_changes_no_port_and_reports_a_bad_file(
+    transport: str, echo_model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("http-port = 0")
+    given = (echo_model, "--config", file, "--processes", "2")
+    with running(*given, transport=transport, logs_errors=True) as server:
+        http = server.ready["http"]
+        # Each process would fail to listen on it.
+        file.write_text(f"metrics-port = {http.rpartition(':')[2]}")
+        server.signal(signal.SIGHUP)
+        until(lambda: any("every process has been replaced" in line for line in server.log))
+        with urllib.request.urlopen(f"{http}/v2/health/ready", timeout=PATIENCE) as response:
+            assert response.status == 200
+        file.write_text("max-batch-sizes = 3")
+        server.signal(signal.SIGHUP)
+        until(lambda: any("cannot serve: " in line for line in server.log))
+    reason = next(line for line in server.log if "cannot serve: " in line)
+    assert "c.toml has the unknown key 'max-batch-sizes'; did you mean max-batch-size?" in reason
+    assert not [line for line in server.log if "Traceback" in line]

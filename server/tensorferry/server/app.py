@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -105,6 +106,9 @@ class App:
     ) -> None:
         self.config = config
         self._several = several
+        self._loading: Callable[[], AbstractContextManager[None]] = (
+            nullcontext if several is None else several.crash_watch.page.loading
+        )
         self._on_device_loss = on_device_loss
         self.registry = ModelRegistry(may_be_empty=config.model_control == "explicit")
         self._response_batcher = ResponseBatcher()
@@ -134,6 +138,7 @@ class App:
             mode=config.model_control,
             poll_seconds=config.repository_poll_seconds,
             sequence_seconds=config.drain_seconds,
+            loading=self._loading,
         )
         self._idle_layouts = IdleLayouts(config, self.registry, self._load_model, self._control.replace)
         self._extensions = self._build_extensions(log_output)
@@ -152,6 +157,8 @@ class App:
         )
         self._unused_memory = UnusedMemory()
         self._watchdog.watch(self._unused_memory)
+        if several is not None:
+            several.crash_watch.waiting.watch_deadlines(self._watchdog)
         # Held while the registry is read and health is set from it, so that the last update is the newest. Nothing else is
         # done while it is held.
         self._health_lock = threading.Lock()
@@ -405,9 +412,12 @@ class App:
             calls=self._calls.of_batch,
             get_model=self.registry.get,
             step_model=self.registry.step_model,
-            on_open_layout=self._idle_layouts.add,
         )
-        return load_model(source, context)
+        with self._loading():
+            model = load_model(source, context)
+        if model.open_layout is not None:
+            self._idle_layouts.add(model)
+        return model
 
     def _health_changed(self, health: InstanceHealth) -> None:
         self.registry.health_changed(health)

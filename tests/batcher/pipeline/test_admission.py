@@ -97,6 +97,23 @@ class TestClients:
         assert (answer(recorder), answer(other)) == ([4], [8])
         assert answer(send(pipeline, [2], client="c")[1]) == [6]
 
+    def test_a_request_that_a_stage_rejects_does_not_use_up_the_rate(self, puppets: Puppets) -> None:
+        pipeline = puppets.pipeline(
+            puppets.stage("a", double, "x", "y", max_batch_size=1, max_queue_size=1),
+            clients=ClientPolicy(rate=1.0, burst=3),
+        )
+        running = send(pipeline, [1], client="c")[1]
+        puppets.runners["a"].await_batches(1)
+        waiting = send(pipeline, [2], client="c")[1]
+        for _ in range(3):
+            with pytest.raises(QueueFull, match="1 of 1 rows"):
+                send(pipeline, [3], client="c")
+        puppets.runners["a"].open()
+        assert (answer(running), answer(waiting)) == ([2], [4])
+        assert answer(send(pipeline, [3], client="c")[1]) == [6]
+        with pytest.raises(QueueFull, match="more than 1 rows a second"):
+            send(pipeline, [4], client="c")
+
 
 def test_an_overloaded_first_stage_rejects_fast(puppets: Puppets) -> None:
     def slow(inputs: Mapping[str, Any]) -> Any:

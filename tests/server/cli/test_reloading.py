@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,23 @@ class _Child:
         self.asked += 1
         self.returncode = 0
 
-    def wait(self) -> int | None:
+    def wait(self, timeout: float | None = None) -> int | None:
         return self.returncode
+
+
+class _Draining(_Child):
+    """A process that ends at the second signal."""
+
+    def terminate(self) -> None:
+        self.asked += 1
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("server", timeout or 0.0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        self.returncode = 128 + number
 
 
 class _Signals(queue.SimpleQueue[int]):
@@ -66,6 +82,14 @@ def test_a_server_that_failed_is_started_after_the_next_change() -> None:
 
 def test_the_code_of_a_server_that_failed_is_returned() -> None:
     assert _run([_Child(1)], [1], _Signals(signal.SIGTERM)) == 1
+
+
+@pytest.mark.parametrize(("first", "states"), [((signal.SIGINT, None), [1]), ((None, signal.SIGINT), [1, 2])])
+def test_the_second_signal_ends_a_server_that_drains(
+    first: tuple[int | None, ...], states: list[int]
+) -> None:
+    """It may drain because a file has changed."""
+    assert _run([_Draining()], states, _Signals(*first, signal.SIGINT)) == 128 + signal.SIGINT
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ def test_models_of_the_command_line_replace_the_paths_of_tables_but_not_their_op
             "[models.m] of FILE has 'port', which is an option of the whole server, not of one model: give it above all "
             "tables; it can have path",
         ),
+        ('[models.m]\npath = "a\\u0000"', "path in [models.m] of FILE is 'a\\x00'; it must be the path or address"),
         ("[models.m]\npath = 3", "path in [models.m] of FILE is 3; it must be the path or address of a model"),
         ("[models]\nm = 'a.onnx'", "models.m in FILE is 'a.onnx'; it must be a table of the model's options: "),
         ("[models.m.n]\nslo-ms = 1", "[models.m] of FILE has the table 'n'; a name with dots needs quotes: [models.\"m.n\"]"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 from support.server.rig import Array, Replies, fp32, request, response_of, signature, spec
 
-from tensorferry.batcher import Batcher, Cancelled
+from tensorferry.batcher import Batcher, Cancelled, DeadlineExceeded, StatefulBatcher
 from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import LimitError, ModelFailedError, NotReadyError, SuspectError
 from tensorferry.server.identity import ANONYMOUS, ROLES, ClientIdentity
 from tensorferry.server.inference.reply import InferenceCall
@@ -31,11 +33,12 @@ from tensorferry.server.inference.suspects.crash_watch import (
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 from tensorferry.server.processes.running_page import Running, RunningPage, create_page, read_page
 from tensorferry.server.processes.suspect_requests import Findings, TrialLock
+from tensorferry.server.runtime.recovery.watchdog import Watchdog
 
 ANN, BOB = ClientIdentity("ann", ROLES), ClientIdentity("bob", ROLES)
 
-# The models, and the datatypes of their input.
-MODELS = {"m": "FP32", "n": "FP32", "i": "INT32", "s": "BYTES"}
+# The models, and the datatypes of their input. `t` has sequences.
+MODELS = {"m": "FP32", "n": "FP32", "i": "INT32", "s": "BYTES", "t": "FP32"}
 
 # Of the whole request, and of its sample.
 Hashes = tuple[bytes, bytes]
@@ -60,11 +63,18 @@ class Process:
         self.all_serve = True
         self.trial = TrialLock(folder, lambda: self.all_serve)
         self.watch = Watch(RunningPage(os.dup(self.file)), self.trial, lambda: self.now)
+        self.watchdog = Watchdog(60.0)
+        self.watch.waiting.watch_deadlines(self.watchdog)
         self.runner = ScriptedRunner(lambda inputs: {"y": inputs["x"]}, gated=True)
-        self.batchers = []
+        self.batchers: list[Batcher] = []
         registry = ModelRegistry()
         for name, datatype in MODELS.items():
-            batcher = Batcher(self.runner, 8, batch_started=note_running)
+            options: Any = {"max_batch_size": 8, "batch_started": note_running}
+            batcher = (
+                StatefulBatcher(self.runner, [], **options)
+                if name == "t"
+                else Batcher(self.runner, **options)
+            )
             self.batchers.append(batcher)
             form = signature(spec("x", datatype, "batch", "n"), outputs=(spec("y", datatype, "batch", "n"),))
             registry.mark_ready(Model(name, "1", form, 8, "", batcher, math.inf))
@@ -74,14 +84,20 @@ class Process:
         self.runner.open()
         for batcher in self.batchers:
             assert batcher.close()
+        self.watchdog.close()
         os.close(self.file)
 
     def submit(
-        self, x: Array, model: str = "m", caller: ClientIdentity = ANONYMOUS, **fields: Any
+        self,
+        x: Array,
+        model: str = "m",
+        caller: ClientIdentity = ANONYMOUS,
+        deadline: float = math.inf,
+        **fields: Any,
     ) -> tuple[Any, Replies]:
         replies = Replies()
         data = request({"x": x}, model=model, **fields).SerializeToString()
-        return self.service.submit(data, math.inf, replies, caller=caller), replies
+        return self.service.submit(data, deadline, replies, caller=caller), replies
 
     def digests(self, x: Array, model: str = "m", **fields: Any) -> Hashes:
         self.submit(x, model, **fields)
@@ -258,6 +274,40 @@ class TestSuspects:
         assert isinstance(error, SuspectError)
         assert error.retry_after == 1.0
 
+    def test_one_that_was_cancelled_gives_its_place_to_another(
+        self, process: Process, hashes: Hashes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(waiting_suspects, "_MOST", 1)
+        process.all_serve = False
+        process.submit(fp32(1, 2))[0].cancel()
+        assert not process.submit(fp32(1, 2))[1].all
+
+    @pytest.mark.parametrize("of_call", [True, False])
+    def test_one_waits_at_most_until_its_deadline(
+        self, process: Process, hashes: Hashes, of_call: bool
+    ) -> None:
+        process.all_serve = False
+        microsecond = {"timeout": pb.InferParameter(int64_param=1)}
+        limit = {"deadline": time.monotonic()} if of_call else {"parameters": microsecond}
+        error = refusal(process.submit(fp32(1, 2), **limit)[1])
+        assert isinstance(error, DeadlineExceeded)
+        assert str(error) == "the deadline passed while the request waited to run alone"
+
+    def test_one_of_a_sequence_is_refused_because_the_next_would_overtake_it(
+        self, process: Process, hashes: Hashes
+    ) -> None:
+        process.runner.open()
+        process.all_serve = False
+        parameters = {
+            "sequence_id": pb.InferParameter(int64_param=1),
+            "sequence_start": pb.InferParameter(bool_param=True),
+        }
+        x = fp32(1, 2)
+        process.find(suspects=[process.digests(x, "t")[1].hex()])
+        error = refusal(process.submit(x, "t", parameters=parameters)[1])
+        assert isinstance(error, SuspectError)
+        response_of(process.submit(x + 1, "t", parameters=parameters)[1].first())
+
     def test_one_that_was_cancelled_before_it_ran_is_still_suspect(
         self, process: Process, hashes: Hashes
     ) -> None:
@@ -316,6 +366,6 @@ def test_a_suspect_that_is_cancelled_while_it_is_submitted_is_cancelled_afterwar
         return submitted
 
     submitted, failures = Submitted(), list[Exception]()
-    waiting = waiting_suspects.WaitingCall(run, failures.append)
+    waiting = waiting_suspects.WaitingCall(run, failures.append, lambda call: None)
     waiting.start()
     assert (submitted.cancelled, failures) == (1, [])

@@ -162,3 +162,33 @@ def test_other_requests_are_answered_while_one_is_decompressed(
         assert connection.answers[call].grpc_status == 0
         (answered,) = connection.answers[call].messages
         assert answer.raw_output_contents[0] in answered
+
+
+def test_a_request_does_not_overtake_the_compressed_one_before_it(
+    start: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC sends a message uncompressed if it would not shrink."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(data: bytes, most: int) -> bytes:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        return decompress(data, most)
+
+    monkeypatch.setattr(service, "decompress", slowly)
+    app = start()
+    first, second = (request({"x": np.ones((1, 3), np.float32)}, id=id).SerializeToString() for id in "ab")
+    with Connection(app.address, PATIENCE) as connection:
+        how = {"grpc_encoding": "gzip", "tensorferry_stream_order": "completion"}
+        call = connection.begin(headers_of("ModelStreamInfer", **how))
+        connection.send(call, framed(gzip.compress(first), flag=1) + framed(second), last=True)
+        # The server reads this call after those.
+        after = connection.begin(headers_of())
+        connection.send(after, framed(second), last=True)
+        connection.flush()
+        assert begun.wait(PATIENCE)
+        connection.await_answers([after])
+        go_on.set()
+        connection.await_answers([call])
+        answers = map(pb.ModelStreamInferResponse.FromString, connection.answers[call].messages)
+        assert [answer.infer_response.id for answer in answers] == ["a", "b"]

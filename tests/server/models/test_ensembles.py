@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ from support.models.served_repository import ServedRepository
 from support.server.rig import PATIENCE, Array, fp32, infer, request
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import LoadFailedError, NotReadyError
+from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
 from tensorferry.server.models.lifecycle.registry import ModelState
+from tensorferry.server.models.repository.declared_sources import declared_sources
 
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
 
@@ -231,3 +235,48 @@ def test_unloading_answers_the_requests_that_the_ensemble_has_accepted(
     served.runner.open()
     assert answer.result(PATIENCE).tolist() == (4 * fp32(2, 3)).tolist()
     assert served.control.drain(time.monotonic() + PATIENCE)
+
+
+def test_a_load_that_fails_meanwhile_ends_no_request_that_the_ensemble_has_accepted(
+    served: ServedRepository,
+) -> None:
+    served.write("gated", small.twice)
+    served.write("e", config=ensemble(("gated", "image", "middle"), ("second", "middle", "scores")))
+    control = served.start("e")
+    answer = run_in_thread(served.ask)
+    served.runner.await_batches(1)
+    control.unload("second")
+    (served.root / "second" / "1" / "model.onnx").write_bytes(b"no model")
+    with pytest.raises(LoadFailedError):
+        control.load("second")
+    served.runner.open()
+    assert answer.result(PATIENCE).tolist() == (4 * fp32(2, 3)).tolist()
+
+
+def test_an_ensemble_goes_on_as_before_after_a_failed_load(served: ServedRepository) -> None:
+    """Its models stay, and it follows their changes."""
+    served.write("e", config=CHAIN)
+    served.write("other", config=CHAIN)
+    control = served.start("e", "other")
+    bad = parse_config(ensemble(("missing", "image", "scores")), "test")
+    with pytest.raises(LoadFailedError, match="not available or ambiguous: missing"):
+        control.load("e", bad)
+    control.unload("other", dependents=True)
+    assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
+    for name in ("first", "second"):
+        served.write(name, lambda path: small.twice(path, dims=("batch", "n")))
+        control.load(name)
+    assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
+
+
+def test_a_pipeline_of_the_command_line_keeps_its_models(served: ServedRepository, tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(
+        "from tensorferry.serving import pipeline, step\n"
+        "p = pipeline('p', step('first', inputs={'x': 'image'}, outputs={'y': 'scores'}))\n"
+    )
+    served.write("e", config=CHAIN)
+    control = served.start(named=declared_sources([ModelSource("app", app)]))
+    control.load("e")
+    control.unload("e", dependents=True)
+    assert [name for name, state in served.states().items() if state is READY] == ["first", "p"]

@@ -202,6 +202,16 @@ def test_a_closed_model_keeps_no_session(tmp_path: Path, monkeypatch: pytest.Mon
         watchdog.close()
 
 
+def test_a_load_that_fails_leaves_no_worker(tmp_path: Path) -> None:
+    config = parse_config(
+        'output { name: "y" data_type: TYPE_FP32 dims: 3 label_filename: "missing" }', "test"
+    )
+    source = ModelSource("leaves-none", small.twice(tmp_path / "m.onnx"), config=config, directory=tmp_path)
+    with pytest.raises(StartError, match="'missing', which cannot be read"):
+        loader.load_model(source, LoadContext(ServerConfig(())))
+    assert not [thread for thread in threading.enumerate() if "leaves-none" in thread.name]
+
+
 def test_a_model_whose_trial_run_never_ends_is_refused(load: Load) -> None:
     """ONNX Runtime ends it between two nodes, so that nothing is left."""
     with pytest.raises(

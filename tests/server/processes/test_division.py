@@ -97,9 +97,10 @@ class TestLimits:
             300,
         ]
 
-    @pytest.mark.parametrize(("queue", "part"), [(400, 200), (150, 100), (60, 60)])
-    def test_the_largest_message_fits_in_each_queue(self, queue: int, part: int) -> None:
-        assert share_of(config(max_queue_bytes=queue, max_message_bytes=100), 2).max_queue_bytes == part
+    @pytest.mark.parametrize(("limit", "part"), [(400, 200), (150, 100), (60, 60)])
+    def test_the_largest_message_fits_in_each_process(self, limit: int, part: int) -> None:
+        share = share_of(config(max_queue_bytes=limit, client_max_bytes=limit, max_message_bytes=100), 2)
+        assert (share.max_queue_bytes, share.client_max_bytes) == (part, part)
 
     def test_tables_of_models_are_divided_where_they_give_a_limit(self) -> None:
         tables = {"m": {"max_queue_size": 5, "max_batch_size": 16}, "n": {"client_rate": 3.0}}

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
+import pytest
 from polling import PATIENCE, until
 
+from tensorferry.server.app import App, OneOfSeveral
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.grpc_server import Listener
+from tensorferry.server.inference.suspects.crash_watch import CrashWatch
+from tensorferry.server.processes.peers import Peers
+from tensorferry.server.processes.running_page import RunningPage, create_page, read_page
 from tensorferry.server.processes.server import Heartbeat
+from tensorferry.server.processes.suspect_requests import TrialLock
 
 
 def test_a_process_is_alive_while_its_server_answers(tmp_path: Path) -> None:
@@ -27,3 +38,26 @@ def test_a_process_is_alive_while_its_server_answers(tmp_path: Path) -> None:
         until(lambda: heartbeat.ask().code() is grpc.StatusCode.UNIMPLEMENTED)
         alive.get(timeout=PATIENCE)
         server.stop(None).wait()
+
+
+def test_a_process_notes_that_it_loads_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may not answer: native code may let no other thread run, while the file is imported and while the model runs."""
+    page = create_page()
+    watch = CrashWatch(RunningPage(os.dup(page)), TrialLock(tmp_path, lambda: True))
+    noted: list[bool] = []
+    monkeypatch.setitem(sys.modules, "noting", SimpleNamespace(note=lambda: noted.append(read_page(page)[0])))
+    file = tmp_path / "models" / "m" / "1" / "model.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "from noting import note\nfrom tensorferry.serving import FP32, model\nnote()\n"
+        "@model(inputs={'x': FP32[-1]}, outputs={'y': FP32[-1]})\ndef m(x):\n    note()\n    return x\n"
+    )
+    config = ServerConfig((), model_repositories=(tmp_path / "models",), model_control="poll", device="cpu")
+    listener, peers = Listener("127.0.0.1", 0), Peers(tmp_path, 0, 1)
+    app = App(config, several=OneOfSeveral(listener, peers, watch, lambda: (), {}))
+    app.load()
+    assert len(noted) > 1
+    assert all(noted)
+    assert read_page(page) == (False, [])
+    assert app.stop()
+    os.close(page)

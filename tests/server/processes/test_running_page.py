@@ -36,9 +36,11 @@ def test_requests_are_noted_while_they_run(file: int, page: RunningPage) -> None
     page.end(first)
     assert read_page(file) == (False, [running(2, tried=True)])
     page.end(second)
-    for loads in (True, False):
-        page.set_loading(loads)
-        assert read_page(file) == (loads, [])
+    with page.loading():
+        with page.loading():
+            pass
+        assert read_page(file) == (True, [])
+    assert read_page(file) == (False, [])
 
 
 def test_a_full_page_notes_no_more_until_a_request_ends(file: int, page: RunningPage) -> None:

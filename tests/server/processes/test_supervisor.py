@@ -14,6 +14,7 @@ import pytest
 from support.open_files import open_files
 from support.server.supervision import CLEAN, CRASHED, EXITED, KILLED, Supervision
 
+from tensorferry.server.processes.child import ExitStatus
 from tensorferry.server.processes.running_page import Running
 from tensorferry.server.processes.supervisor import EXIT_SECONDS
 
@@ -312,6 +313,34 @@ class TestCrashes:
         ((_, findings),) = supervision.child(1).take()
         assert findings["refused"] == TRIED.digest.hex()
         assert f"server 0 ended while it tried one request alone (hash {TRIED.digest.hex()})" in caplog.text
+
+    def test_a_client_that_is_refused_for_longer_than_requests_is_known_to_later_processes(
+        self, make: Make
+    ) -> None:
+        supervision, refused = make().ready(), 0.0
+        # 60 s, 120 s, 240 s, 480 s and then 960 s.
+        while refused < supervision.now + 660:
+            supervision.note_running(0, [MARKED])
+            supervision.end(0, CRASHED)
+            ((_, findings),) = supervision.child(1).take("findings")
+            refused = findings["client_until"] if findings["client"] else 0.0
+            supervision.wait(20)
+            supervision.ready(0)
+        supervision.wait(620)
+        supervision.end(1, KILLED)
+        supervision.wait(0)
+        assert supervision.child(1).take("findings")[-1] == ("findings", findings)
+
+    @pytest.mark.parametrize(("status", "found"), [(EXITED, 0), (KILLED, 0), (CRASHED, 1)])
+    def test_requests_that_outlast_a_drain_are_not_its_cause(
+        self, make: Make, status: ExitStatus, found: int
+    ) -> None:
+        supervision = make().ready()
+        supervision.supervisor.on_signal(signal.SIGHUP)
+        for drained, expected in ((True, found), (False, 1)):
+            supervision.note_running(0, [MARKED])
+            supervision.end(0, status if drained else KILLED)
+            assert len(supervision.child(1).take("findings")) == expected
 
     def test_a_clean_exit_has_no_cause(self, make: Make) -> None:
         supervision = make().ready()

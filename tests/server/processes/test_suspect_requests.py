@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from polling import PATIENCE
+from support.models.controlled import run_in_thread
 
 from tensorferry.server.processes.running_page import Running
 from tensorferry.server.processes.suspect_requests import (
@@ -113,6 +115,15 @@ class TestTrials:
         serve = True
         assert trial.begin()
         trial.end()
+
+    def test_a_wait_ends_although_another_trial_begins_meanwhile(self, tmp_path: Path) -> None:
+        """The end of that trial notifies no other process, so only the lock is waited for."""
+        other = TrialLock(tmp_path, lambda: True)
+        # Asked when nothing is tried.
+        trial = TrialLock(tmp_path, lambda: other.begin() or True)
+        run_in_thread(trial.await_free).result(PATIENCE)
+        assert not trial.begin()
+        other.end()
 
     def test_after_a_death_trials_begin_once_the_supervisor_permits_it(self, tmp_path: Path) -> None:
         program = (

@@ -102,7 +102,8 @@ class Supervision:
     def note_running(self, index: int, running: Sequence[Running] = (), *, loads: bool = False) -> None:
         """Let the child note in its page that these requests run."""
         page = RunningPage(os.dup(self.slots[index].page))
-        page.set_loading(loads)
+        if loads:
+            page._count_load(1)
         for each in running:
             page.begin(each)
 

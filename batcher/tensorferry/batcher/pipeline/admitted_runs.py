@@ -79,8 +79,14 @@ class AdmittedRuns:
         with self._lock:
             self._accepted += 1
 
+    def reject(self, request: Request) -> None:
+        """Take back what `enter` counted for its client, because a stage has rejected the request."""
+        if self._quotas is not None:
+            with self._lock:
+                self._quotas.rejected(request, self._clock.now())
+
     def release(self, request: Request) -> None:
-        """Free the quota of a request that has ended, or was rejected."""
+        """Free the quota of a request that has ended."""
         if self._quotas is not None:
             with self._lock:
                 self._quotas.done(request)

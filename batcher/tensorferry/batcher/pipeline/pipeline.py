@@ -146,7 +146,7 @@ class Pipeline(Submitter):
                 must_run = run.enter(notify=notify, skip_admission=skip_admission)
             except BaseException:
                 request.state, request.pipeline_run = NEW, None
-                self._runs.release(request)
+                self._runs.reject(request)
                 self._leave(run)
                 raise
         except BatcherError as error:

@@ -125,6 +125,12 @@ class ClientQuotas:
             if not self._meters:
                 return
 
+    def rejected(self, request: Request, now: float) -> None:
+        """Take back what `accepted` counted for a request that was rejected after all."""
+        self.done(request)
+        if self._policy.rate:
+            self._meters[request.client] = (self._meter(request.client, now) + request.rows_counted, now)
+
     def done(self, request: Request) -> None:
         """Release the quota of a request that has ended, in whatever way."""
         usage = self._usage[request.client]

@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tensorferry.server.cli.signals import forward_signals
@@ -56,8 +57,7 @@ def run_reloading(
         child = start()
         number = _wait(look, before, signals, poll_seconds)
         if child.poll() is None:
-            child.terminate()
-            child.wait()
+            number = _stop(child, number, signals, poll_seconds)
         if number is not None:
             return child.returncode
         changed = sorted(set(before.items()) ^ set(look().items()))
@@ -76,6 +76,24 @@ def _wait(
         except queue.Empty:
             if look() != before:
                 return None
+
+
+def _stop(
+    child: subprocess.Popen[bytes], number: int | None, signals: queue.SimpleQueue[int], poll_seconds: float
+) -> int | None:
+    """Stop the child, after a signal or a change; return the first signal. The child gets the second, which ends it at once."""
+    child.terminate()
+    while True:
+        try:
+            child.wait(poll_seconds)
+            return number
+        except subprocess.TimeoutExpired:
+            pass
+        with suppress(queue.Empty):
+            arrived = signals.get(block=False)
+            if number is not None:
+                child.send_signal(arrived)
+            number = arrived
 
 
 def without_reload(argv: Sequence[str]) -> list[str]:

@@ -33,6 +33,10 @@ def model_source(text: str) -> ModelSource:
     """
     if is_remote(text):
         return _remote_source(None, text)
+    if "\0" in text:
+        raise ConfigError(
+            f"MODEL is {text!r}; it must be path.onnx, name=path.onnx or path.py, without a NUL character"
+        )
     name, equals, path = text.partition("=")
     if is_remote(path) and "/" not in name:
         return _remote_source(name, path)

@@ -56,7 +56,7 @@ def _read_table(name: str, given: Any, place: str) -> ModelTable:
     where = f"{table_name(name)} of {place}"
     values = dict(given)
     path = values.pop(_PATH, None)
-    if path is not None and (not isinstance(path, str) or not path.strip()):
+    if path is not None and (not isinstance(path, str) or not path.strip() or "\0" in path):
         raise ConfigError(
             f"{_PATH} in {where} is {path!r}; it must be the path or address of a model, such as 'model.onnx'"
         )

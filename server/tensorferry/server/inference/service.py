@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tensorferry.batcher import BatcherClosed, BatcherError, StatefulBatcher
+from tensorferry.batcher import AloneKey, BatcherClosed, BatcherError, StatefulBatcher
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import (
@@ -33,7 +33,6 @@ from tensorferry.server.inference.requests.request_limits import DEFAULT_LIMITS
 from tensorferry.server.inference.requests.request_origin import NO_ORIGIN, RequestOrigin
 from tensorferry.server.inference.requests.request_templates import Match, RequestTemplateCache
 from tensorferry.server.inference.requests.unmatched_request import UnmatchedRequest
-from tensorferry.server.inference.requests.unpacking import Unpacker
 from tensorferry.server.inference.shared_memory.regions import Regions
 from tensorferry.server.inference.streamed_inference import (
     StreamedInference,
@@ -142,7 +141,6 @@ class InferenceService:
         stream: object = None,
         answers: TakeAnswer | None = None,
         run_soon: Callable[[InlineRunner], None] | None = None,
-        unpacker: Unpacker | None = None,
     ) -> InferenceCall:
         """Serve one serialised ModelInferRequest. Call `complete` exactly once, perhaps before this returns.
 
@@ -151,10 +149,9 @@ class InferenceService:
         which `end_stream` is called at its end; None for a message that came alone. `answers` takes what comes before the last
         reply, of a model that answers in streams; without it such a model is refused.
         A caller that runs short batches itself gives `run_soon`, which gets the batcher if its `run_inline` must be
-        called soon; no worker is woken then. A caller that must not wait gives an `unpacker`, which submits compressed
-        messages on other threads. Never blocks else; every error arrives in the reply.
+        called soon; no worker is woken then. Never blocks, except to decompress the message; every error arrives in the reply.
         """
-        now = time.monotonic()
+        now, latest = time.monotonic(), deadline
         trace: RequestTrace | None = None
         origin: RequestOrigin | None = None
         sampled = False
@@ -172,10 +169,6 @@ class InferenceService:
                 if match is None:
                     message = data
                     if is_compressed(data):
-                        if unpacker is not None:
-                            return unpacker.submit(
-                                data, deadline, complete, metadata, caller, stream, answers
-                            )
                         message = decompress(data, self.limits.message_bytes)
                         match = None if retired else self._templates.find(message, generation)
                 if match is None:
@@ -192,6 +185,7 @@ class InferenceService:
                         serving = self._registry.get(*unmatched.addressed)
                         match = unmatched.match(serving, self._templates, generation)
                 template = match[0]
+                latest = min(deadline, now + template.timeout)
                 finish: Callable[[Any], None] = complete
                 if self._crash_watch is not None:
                     # Where clients are not identified, none may be refused for another.
@@ -199,7 +193,7 @@ class InferenceService:
                     finish = watched.completion(complete)
                     origin = RequestOrigin(watched)
                     if watched.alone:
-                        template = replace(template, key=object())
+                        template = replace(template, key=AloneKey())
                         match = (template, *match[1:])
                 sampled = True
                 if self._tracer.sources or trace is not None:
@@ -213,7 +207,6 @@ class InferenceService:
                         metadata = metadata_of(trace)
                         if trace.context is not None:
                             origin = (origin or NO_ORIGIN)._replace(trace=trace.context)
-                latest = min(deadline, now + template.timeout)
                 if template.model.streams:
                     if answers is None:
                         raise unary_call_error(template.model.name)
@@ -248,15 +241,18 @@ class InferenceService:
                     # The model was replaced or unloaded since the look-up; another version may serve now.
                     continue
                 request_id, addressed = _identity_of(match, unmatched)
-                if isinstance(error, SuspectError) and self._crash_watch is not None:
+                sequence = None if match is None else match[4]
+                # One of a sequence is refused, because the next one would overtake it.
+                waits = isinstance(error, SuspectError) and (sequence is None or sequence.id is None)
+                if waits and self._crash_watch is not None:
                     again = partial(
                         self.submit,
-                        *(data, deadline, complete, metadata, caller),
+                        *(data, latest, complete, metadata, caller),
                         stream=stream,
                         answers=answers,
                     )
                     fail = partial(self._fail, complete, request_id, addressed, metadata)
-                    waiting = self._crash_watch.waiting.put(again, fail)
+                    waiting = self._crash_watch.waiting.put(again, fail, latest)
                     if waiting is not None:
                         return waiting
                 if not sampled and self._tracer.sources:
@@ -296,6 +292,6 @@ def _identity_of(match: Match | None, unmatched: UnmatchedRequest | None) -> tup
     if unmatched is not None:
         return unmatched.request_id, unmatched.addressed
     if match is not None:
-        template, request_id, _, _ = match
-        return request_id, (template.model.name, template.model.version)
+        model = match[0].model
+        return match[1], (model.name, model.version)
     return "", ("", "")

@@ -96,15 +96,18 @@ def share_of(config: ServerConfig, processes: int) -> ServerConfig:
     def part(limit: int) -> int:
         return math.ceil(limit / processes)
 
+    def part_of_bytes(limit: int, one: ServerConfig) -> int:
+        # The largest message must fit.
+        return max(part(limit), min(limit, one.max_message_bytes))
+
     def of_model(one: ServerConfig) -> ServerConfig:
         return replace(
             one,
             max_queue_size=part(one.max_queue_size),
-            # The largest message must fit.
-            max_queue_bytes=max(part(one.max_queue_bytes), min(one.max_queue_bytes, one.max_message_bytes)),
+            max_queue_bytes=part_of_bytes(one.max_queue_bytes, one),
             client_max_requests=part(one.client_max_requests),
             client_max_rows=part(one.client_max_rows),
-            client_max_bytes=part(one.client_max_bytes),
+            client_max_bytes=part_of_bytes(one.client_max_bytes, one),
             client_rate=one.client_rate / processes,
         )
 

@@ -9,11 +9,15 @@ import fcntl
 import mmap
 import os
 import struct
+import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 # Requests that can be noted at a time. Further ones are not noted.
 _SLOTS = 1023
+# The number of loads that go on.
 _HEADER = struct.Struct("<Q")
 # Its kind, its owner, and its mark or digest.
 _SLOT = struct.Struct("<B7x8s16s")
@@ -62,6 +66,8 @@ class RunningPage:
         os.close(page)
         # Places of slots in the memory. Its operations are atomic.
         self._free = deque(range(_SLOT.size, _PAGE_BYTES, _SLOT.size))
+        # Guards the number of loads.
+        self._lock = threading.Lock()
 
     def begin(self, running: Running) -> int:
         """Note a request, and return its place; 0 if there is none left."""
@@ -80,6 +86,15 @@ class RunningPage:
             self._memory[place] = _FREE
             self._free.append(place)
 
-    def set_loading(self, loads: bool) -> None:
-        """Note whether models are being loaded, for which the process may not answer for minutes."""
-        _HEADER.pack_into(self._memory, 0, loads)
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Note that a model is being loaded: native code may let no other thread run for minutes."""
+        self._count_load(1)
+        try:
+            yield
+        finally:
+            self._count_load(-1)
+
+    def _count_load(self, change: int) -> None:
+        with self._lock:
+            _HEADER.pack_into(self._memory, 0, _HEADER.unpack_from(self._memory)[0] + change)

@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 import grpc
 
 from tensorferry.server.app import App, OneOfSeveral
+from tensorferry.server.config.checks import check
 from tensorferry.server.config.server_config import ServerConfig
-from tensorferry.server.errors import StartError
+from tensorferry.server.errors import ConfigError, StartError
 from tensorferry.server.grpc_server import Listener
 from tensorferry.server.inference.suspects.crash_watch import CrashWatch
 from tensorferry.server.observability.logs import logs
@@ -39,14 +40,19 @@ _HEARTBEAT_SECONDS = 8.0
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Serve until the supervisor says to drain, or is gone."""
-    config = read_config(arguments[1:])
-    output = logs.configure(config.log_format, config.log_level)
     supervisor = Parent(arguments[0])
-    watch_threads(output.flush)
     message = supervisor.receive()
     if message is None:
         exit_at_once()
-    process = ServerProcess(config, supervisor, message.fields, output)
+    try:
+        config = read_config(arguments[1:])
+        output = logs.configure(config.log_format, config.log_level)
+        watch_threads(output.flush)
+        process = ServerProcess(config, supervisor, message.fields, output)
+    except ConfigError as error:
+        # The file has changed since the supervisor read it.
+        supervisor.send("failed", {"message": str(error)})
+        exit_at_once()
     process.start()
     status = process.endings.get()
     output.flush()
@@ -85,7 +91,7 @@ class Heartbeat:
 class ServerProcess:
     """One of several server processes. `start` has the fields of the supervisor's first message.
 
-    `endings` gets the status to exit with.
+    `endings` gets the status to exit with. ConfigError if `config` contradicts the options of the supervisor's start.
     """
 
     def __init__(
@@ -94,8 +100,18 @@ class ServerProcess:
         count, folder = start["processes"], Path(start["folder"])
         self.endings: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._supervisor = supervisor
-        # The supervisor has decided what `--processes auto` means.
-        self._config = share_of(replace(config, processes=count), count)
+        sockets = {name: _inherited(fd) for name, fd in start["sockets"].items()}
+        # These are the supervisor's, although the file of --config may have changed since its start. It has decided, too,
+        # what `--processes auto` means.
+        config = replace(
+            config,
+            processes=count,
+            metrics_port=_port_of(sockets.get("metrics")),
+            http_port=_port_of(sockets.get("http")),
+            **start["options"],
+        )
+        check(config)
+        self._config = share_of(config, count)
         self._listens_first: bool = start["listens_first"]
         self._trial = TrialLock(folder, self._all_serve)
         self._watch = CrashWatch(RunningPage(start["page"]), self._trial)
@@ -113,7 +129,7 @@ class ServerProcess:
                 Peers(folder, start["index"], count),
                 self._watch,
                 lambda: process_statuses(self._processes),
-                {name: _inherited(fd) for name, fd in start["sockets"].items()},
+                sockets,
             ),
         )
 
@@ -122,8 +138,6 @@ class ServerProcess:
         self._in_thread("start", self._start)
 
     def _start(self) -> None:
-        # While models load, native code may let no other thread run.
-        self._watch.page.set_loading(True)
         if self._listens_first:
             self._app.start()
         self._supervisor.obey(
@@ -139,7 +153,6 @@ class ServerProcess:
         if not self._listens_first:
             self._app.start()
         prepare_collector()
-        self._watch.page.set_loading(False)
         self._supervisor.send("ready")
 
     def _print_ready(self) -> None:
@@ -184,6 +197,10 @@ class ServerProcess:
                 self.endings.put(1)
 
         new_thread(name, run, ThreadKind.ESSENTIAL).start()
+
+
+def _port_of(listening: socket.socket | None) -> int | None:
+    return None if listening is None else listening.getsockname()[1]
 
 
 def _inherited(fd: int) -> socket.socket:

@@ -32,6 +32,8 @@ class ServerSlot:
         self.child: Child | None = None
         # Whether the child has reported that it is ready.
         self.serving = False
+        # Whether the last child was told to drain.
+        self.draining = False
         # Pings since the child's last answer.
         self.unanswered_pings = 0
         # Times of the supervisor's clock; infinite if there is nothing to do.
@@ -44,6 +46,7 @@ class ServerSlot:
     def begin(self, now: float) -> None:
         """Count a start. The caller starts the child."""
         self.generation += 1
+        self.draining = False
         self.unanswered_pings = 0
         self.start_at = math.inf
         self._started_at = now

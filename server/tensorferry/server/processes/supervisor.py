@@ -84,7 +84,7 @@ class Supervisor:
         self._phase = _Phase.STARTING
         self._slots = [ServerSlot(index) for index in range(settings.processes)]
         self._causes = CauseFinder()
-        # Those of the last ten minutes, for processes that are started.
+        # The last ones, for processes that are started.
         self._findings: deque[Findings] = deque(maxlen=_MOST_FINDINGS)
         # Processes that are to be replaced one by one. The first is being replaced.
         self._to_replace: deque[ServerSlot] = deque()
@@ -158,7 +158,9 @@ class Supervisor:
         """Replace a child that has ended, or go on with the end of the server."""
         name, served, now = str(slot), slot.serving, self._now()
         delay = slot.end(now)
-        if not status.clean and self._phase is not _Phase.STOPPING:
+        # A process whose requests outlast its drain exits with status 1, or is killed: they are not the cause.
+        ordered = slot.draining and status.signal in (0, signal.SIGKILL)
+        if not (status.clean or ordered or self._phase is _Phase.STOPPING):
             self._find_cause(slot, status.signal)
         clear_page(slot.page)
         if self._phase is _Phase.STARTING and not served and not status.signal:
@@ -203,6 +205,7 @@ class Supervisor:
         self._publish()
 
     def _start(self, slot: ServerSlot) -> None:
+        settings = self._settings
         slot.begin(self._now())
         try:
             child = slot.child = self._launch(slot)
@@ -216,14 +219,21 @@ class Supervisor:
             "processes": len(self._slots),
             **self._where,
             "page": slot.page,
-            "sockets": {name: each.fileno() for name, each in self._settings.sockets.items()},
+            "sockets": {name: each.fileno() for name, each in settings.sockets.items()},
+            "options": {
+                "host": settings.host,
+                "drain_seconds": settings.drain_seconds,
+                "drain_delay": settings.drain_delay,
+            },
             # A process that replaces another takes connections only when its models are loaded.
             "listens_first": not slot.restarts,
         }
         child.send("start", start)
         self._published = []
         for findings in self._findings:
-            if findings.until > self._now():
+            # A client can be refused for longer than requests.
+            until = max(findings.until, findings.client_until) if findings.client else findings.until
+            if until > self._now():
                 child.send("findings", asdict(findings))
 
     def _on_ready(self, slot: ServerSlot) -> None:
@@ -304,6 +314,7 @@ class Supervisor:
         if slot.child is None:
             return
         settings = self._settings
+        slot.draining = True
         slot.kill_after(settings.drain_delay + settings.drain_seconds + EXIT_SECONDS, self._now())
         slot.child.send("drain", {})
 

@@ -110,8 +110,10 @@ class TrialLock:
         self._path = folder / _TRIAL_FILE
         self._path.touch(0o600)
         self._all_serve = all_serve
-        # Notified when `all_serve` may have changed.
+        # Guards `_changes`. Notified when it grows.
         self._changed = threading.Condition()
+        # How often `all_serve` may have changed, or the supervisor may have removed an ended trial.
+        self._changes = 0
         # The file during a trial of this process.
         self._locked: BinaryIO | None = None
 
@@ -133,15 +135,24 @@ class TrialLock:
     def processes_changed(self) -> None:
         """Note that `all_serve` may return something else, and that the supervisor may have removed an ended trial."""
         with self._changed:
+            self._changes += 1
             self._changed.notify_all()
 
     def await_free(self) -> None:
         """Wait until `begin` may succeed. Another caller may be faster."""
         with self._path.open("rb") as waiting:
-            fcntl.flock(waiting, fcntl.LOCK_EX)
-            fcntl.flock(waiting, fcntl.LOCK_UN)
-            with self._changed:
-                self._changed.wait_for(lambda: self._all_serve() and not os.fstat(waiting.fileno()).st_size)
+            while True:
+                with self._changed:
+                    changes = self._changes
+                fcntl.flock(waiting, fcntl.LOCK_EX)
+                # Read during the lock: the content is then of a process that ended, whose trial only the supervisor ends.
+                abandoned = os.fstat(waiting.fileno()).st_size > 0
+                fcntl.flock(waiting, fcntl.LOCK_UN)
+                if not abandoned and self._all_serve():
+                    return
+                with self._changed:
+                    while self._changes == changes:
+                        self._changed.wait()
 
     def end(self) -> None:
         """End the trial, on any thread."""

@@ -68,7 +68,8 @@ class StreamState:
         return (
             self._in_flight < self._max_in_flight
             and self._in_flight * self._largest < self._max_bytes
-            and not (self.ended or self._half_closed)
+            and self._end is None
+            and not self.ended
         )
 
     def request_read(self, nbytes: int) -> StreamEntry:
@@ -87,7 +88,7 @@ class StreamState:
             self._end = StreamEnd(status)
 
     def drain(self) -> None:
-        """End the stream with UNAVAILABLE once every request that was read is answered."""
+        """End the stream with UNAVAILABLE once every request that was read is answered. No more are read."""
         if self._end is None:
             self._end = StreamEnd(STREAM_SHUTTING_DOWN)
 

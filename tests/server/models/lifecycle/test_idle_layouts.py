@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +33,24 @@ class Server:
     def __init__(self, path: Path, config: ServerConfig = AUTO, gain: float = 1.5) -> None:
         self.registry = ModelRegistry()
         self.source = ModelSource("m", path)
+        self.context = LoadContext(config)
         self.gain = gain
         self.measured: list[MeasuredModel] = []
         self.while_measured: Callable[[], object] = lambda: None
         self.replaced: list[Model] = []
-        self.idle = IdleLayouts(
-            config, self.registry, lambda source: self.load(source), self._replace, self._measure, 0.001
-        )
-        self.load = partial(load_model, context=LoadContext(config, on_open_layout=self.idle.add))
+        self.idle = IdleLayouts(config, self.registry, self.load, self._replace, self._measure, 0.001)
         self.registry.mark_ready(self.load(self.source))
         self.registry.mark_complete()
 
     @property
     def model(self) -> Model:
         return self.registry.get("m")
+
+    def load(self, source: ModelSource) -> Model:
+        model = load_model(source, self.context)
+        if model.open_layout is not None:
+            self.idle.add(model)
+        return model
 
     def _measure(self, model: MeasuredModel, on_start: Any) -> Measurements:
         self.measured.append(model)
@@ -152,6 +155,19 @@ def test_a_model_that_was_replaced_meanwhile_stays(serve: Callable[..., Server])
     first.batcher.close()
 
 
+def test_a_model_that_was_replaced_before_it_was_measured_does_not_serve_again(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = serve()
+    first = server.model
+    server.registry.mark_ready(server.load(ModelSource("m", small.centred(tmp_path / "centred.onnx"))))
+    server.idle.start()
+    until(lambda: server.model.devices == ("cpu", "cpu"))
+    answer = server.model.batcher.submit_rows({"x": np.ones((1, 3), np.float32)}).result(30)
+    assert answer["y"].tolist() == [[0, 0, 0]]
+    first.batcher.close()
+
+
 @pytest.mark.parametrize(
     ("config", "given"),
     [
@@ -164,9 +180,8 @@ def test_nothing_is_measured_where_the_operator_has_chosen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: ServerConfig, given: ModelConfig | None
 ) -> None:
     monkeypatch.setattr(chosen_layout, "usable_cores", lambda: 4)
-    opened: list[ModelSource] = []
     source = ModelSource("m", small.twice(tmp_path / "m.onnx"), config=given)
-    model = load_model(source, LoadContext(config, on_open_layout=opened.append))
+    model = load_model(source, LoadContext(config))
     model.batcher.close()
     model.release()
-    assert opened == []
+    assert model.open_layout is None

@@ -77,7 +77,12 @@ def test_a_model_serves_while_its_replacement_is_loaded_or_fails() -> None:
     registry.mark_unloaded(old)
     assert registry.get("m") is new, "the old one is not the one that is there"
     registry.mark_unloading(new)
-    registry.mark_unloaded(new)
+    registry.mark_loading("m", "1")
+    registry.mark_failed("m", "1", "broken")
+    assert registry.step_model("m") is new
+    assert registry.mark_ready(old) is None, "the new one is being unloaded already"
+    registry.mark_unloading(old)
+    registry.mark_unloaded(old)
     (entry,) = registry.entries()
     assert (entry.state, entry.model, entry.reason) == (ModelState.UNAVAILABLE, None, "unloaded")
 

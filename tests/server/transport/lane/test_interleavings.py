@@ -7,8 +7,10 @@ complete requests, and a drain. A run that lost a wake-up ends when no thread ca
 from __future__ import annotations
 
 import gc
+import gzip
 import random
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -27,6 +29,7 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.transport.lane.lane import Lane
+from tensorferry.server.wire.compression import decompress
 
 # The errors of requests that fail, and of requests during a drain.
 FAILS, STOPS = "what to change", "the server is shutting down"
@@ -80,7 +83,7 @@ class LoomedService(InferenceService):
         **options: Any,
     ) -> InferenceCall:
         self.core.pause()
-        request_id = pb.ModelInferRequest.FromString(bytes(data)).id
+        request_id = pb.ModelInferRequest.FromString(decompress(data, 1 << 20)).id
         self.received.append(request_id)
         self.in_flight(request_id.partition(".")[0])
         call = Waiting(self, request_id, complete)
@@ -143,6 +146,23 @@ class Fickle(AccessControl):
         return ANONYMOUS
 
 
+class Unpackers(Executor):
+    """Work that the world's threads do."""
+
+    def __init__(self) -> None:
+        self.given: list[Callable[[], Any]] = []
+        self.undone = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.given.append(fn)
+        self.undone += 1
+        return Future()
+
+    def turn(self) -> None:
+        self.given.pop(0)()
+        self.undone -= 1
+
+
 class World:
     """A lane, its clients, and a thread that drains it, made from a seed."""
 
@@ -151,6 +171,7 @@ class World:
         self.interleaver = Interleaver(seed)
         self.core = Core(self.interleaver, seed, monkeypatch)
         self.service = LoomedService(self.core)
+        self.unpackers = Unpackers()
         self.asks = self.random.random() < 0.4
         self.lane = Lane(
             cast(Any, None),
@@ -158,6 +179,7 @@ class World:
             max_streams=MAX_STREAMS,
             max_in_flight=MAX_IN_FLIGHT,
             access=Fickle(self.random) if self.asks else None,
+            unpackers=self.unpackers,
         )
         self.service.in_flight = self.check_in_flight
         self.clients: list[Client] = []
@@ -177,7 +199,9 @@ class World:
             ControlledThread(self.interleaver, self.network, "network"),
         ]
         threads += [
-            ControlledThread(self.interleaver, self.complete, f"completer {number}") for number in range(2)
+            ControlledThread(self.interleaver, work, f"{work.__name__} {number}")
+            for work in (self.complete, self.unpack)
+            for number in range(2)
         ]
         for number in range(self.random.randint(1, 3)):
             kind = self.random.choice(["unary", "request", "completion", "wrong"])
@@ -193,7 +217,11 @@ class World:
 
     def poll(self) -> None:
         self.core.poll(
-            self.lane, lambda: self.acting == 0 and len(self.service.done) == len(self.service.received)
+            self.lane,
+            lambda: (
+                self.acting == self.unpackers.undone == 0
+                and len(self.service.done) == len(self.service.received)
+            ),
         )
         self.polled = True
 
@@ -215,6 +243,13 @@ class World:
             if not self.service.waiting:
                 return
             self.service.turn()
+
+    def unpack(self) -> None:
+        while True:
+            self.interleaver.wait(lambda: self.polled or bool(self.unpackers.given))
+            if not self.unpackers.given:
+                return
+            self.unpackers.turn()
 
     def drain(self) -> None:
         self.core.pause()
@@ -246,7 +281,8 @@ class World:
         for number in range(1 if client.order is None else self.random.randint(0, 5)):
             self.core.pause()
             client.sent.append(f"{client.name}.{number}")
-            call.sent.append(pb.ModelInferRequest(id=client.sent[-1]).SerializeToString())
+            message = pb.ModelInferRequest(id=client.sent[-1]).SerializeToString()
+            call.sent.append(gzip.compress(message) if self.random.random() < 0.3 else message)
             call.settle()
         self.core.pause()
         if client.leaves:

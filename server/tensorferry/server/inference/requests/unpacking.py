@@ -90,26 +90,33 @@ class Unpacker:
         caller: ClientIdentity,
         stream: object = None,
         answers: TakeAnswer | None = None,
+        submitted: Callable[[], None] = lambda: None,
     ) -> InferenceCall:
-        """See `InferenceService.submit`. A request that is withdrawn before a thread takes it is not unpacked."""
+        """See `InferenceService.submit`. A request that is withdrawn before a thread takes it is not unpacked.
+
+        `submitted` is called once the service has the request, or it is answered.
+        """
         pending = _PendingCall()
 
         def serve() -> None:
-            if pending.withdrawn:
-                left = Cancelled("the caller left before its message was unpacked")
-                complete(error_reply("", left, ("", ""), metadata))
-                return
             try:
-                call = self._submit(
-                    data, deadline, complete, metadata, caller=caller, stream=stream, answers=answers
-                )
-            except Exception as error:
-                _log.exception(
-                    "a compressed request could not be served; this is a bug in tensorferry.server"
-                )
-                complete(error_reply("", error, ("", ""), metadata))
-                return
-            pending.submitted(call)
+                if pending.withdrawn:
+                    left = Cancelled("the caller left before its message was unpacked")
+                    complete(error_reply("", left, ("", ""), metadata))
+                    return
+                try:
+                    call = self._submit(
+                        data, deadline, complete, metadata, caller=caller, stream=stream, answers=answers
+                    )
+                except Exception as error:
+                    _log.exception(
+                        "a compressed request could not be served; this is a bug in tensorferry.server"
+                    )
+                    complete(error_reply("", error, ("", ""), metadata))
+                    return
+                pending.submitted(call)
+            finally:
+                submitted()
 
         try:
             self._threads.submit(serve)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 
-from tensorferry.batcher import Cancelled
+from tensorferry.batcher import Cancelled, DeadlineExceeded
 from tensorferry.server.errors import NotReadyError
 from tensorferry.server.inference.interface import SHUTTING_DOWN
 from tensorferry.server.inference.reply import InferenceCall
 from tensorferry.server.processes.suspect_requests import TrialLock
+from tensorferry.server.runtime.recovery.watchdog import Watchdog
 from tensorferry.server.system.threads import ThreadKind, new_thread
 
 # More are refused, and may be sent again.
@@ -18,12 +20,21 @@ _MOST = 256
 
 
 class WaitingCall(InferenceCall):
-    """A suspect that waits; then the call that runs it. `run` submits it, `fail` answers it with an error. Thread-safe."""
+    """A suspect that waits; then the call that runs it. Thread-safe.
 
-    __slots__ = ("_call", "_cancelled", "_fail", "_lock", "_run")
+    `run` submits it, `fail` answers it with an error. `leave` is called with it when it is cancelled.
+    """
 
-    def __init__(self, run: Callable[[], InferenceCall], fail: Callable[[Exception], None]) -> None:
+    __slots__ = ("_call", "_cancelled", "_fail", "_leave", "_lock", "_run")
+
+    def __init__(
+        self,
+        run: Callable[[], InferenceCall],
+        fail: Callable[[Exception], None],
+        leave: Callable[[WaitingCall], None],
+    ) -> None:
         self._fail = fail
+        self._leave = leave
         # Guards the fields below. Nothing is called while it is held.
         self._lock = threading.Lock()
         # None once it is run, or has failed.
@@ -52,6 +63,7 @@ class WaitingCall(InferenceCall):
 
     def cancel(self) -> None:
         """See `InferenceCall`."""
+        self._leave(self)
         self.fail(Cancelled("the request was cancelled while it waited to run alone"))
         with self._lock:
             self._cancelled = True
@@ -69,35 +81,63 @@ class WaitingCall(InferenceCall):
 
 
 class WaitingSuspects:
-    """Waiting suspects, each of which a thread runs once `trial` is free, in their order. Thread-safe."""
+    """Waiting suspects, each of which a thread runs once `trial` is free, in their order. Thread-safe.
+
+    The watchdog of `watch_deadlines` fails those that wait until their deadlines.
+    """
 
     def __init__(self, trial: TrialLock) -> None:
         self._trial = trial
+        self._watchdog: Watchdog | None = None
         # Guards the fields below. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
-        self._waiting: deque[WaitingCall] = deque()
+        # With their deadlines.
+        self._waiting: OrderedDict[WaitingCall, float] = OrderedDict()
         self._closed = False
         self._started = False
 
-    def put(self, run: Callable[[], InferenceCall], fail: Callable[[Exception], None]) -> WaitingCall | None:
-        """Let a suspect wait. None if too many do, or after `close`."""
-        call = WaitingCall(run, fail)
+    def watch_deadlines(self, watchdog: Watchdog) -> None:
+        """Set the watchdog. Call this before `put`."""
+        self._watchdog = watchdog
+
+    def put(
+        self, run: Callable[[], InferenceCall], fail: Callable[[Exception], None], deadline: float
+    ) -> WaitingCall | None:
+        """Let a suspect wait until `deadline`, on the clock of time.monotonic. None if too many wait, or after `close`."""
+        call = WaitingCall(run, fail, self._leave)
         with self._lock:
             if self._closed or len(self._waiting) >= _MOST:
                 return None
-            self._waiting.append(call)
+            self._waiting[call] = deadline
             self._arrived.notify()
             starts, self._started = not self._started, True
         if starts:
             new_thread("suspects", self._serve, ThreadKind.RESTARTED).start()
+        if self._watchdog is not None and deadline < math.inf:
+            self._watchdog.watch(self)
         return call
+
+    def _leave(self, call: WaitingCall) -> None:
+        with self._lock:
+            self._waiting.pop(call, None)
+
+    def check(self, now: float) -> float | None:
+        """Fail those whose deadlines have passed. See `Watched`."""
+        with self._lock:
+            late = [call for call, deadline in self._waiting.items() if deadline <= now]
+            for call in late:
+                del self._waiting[call]
+            next_check = min(self._waiting.values(), default=None)
+        for call in late:
+            call.fail(DeadlineExceeded("the deadline passed while the request waited to run alone"))
+        return next_check
 
     def close(self) -> None:
         """Fail all that wait, with NotReadyError."""
         with self._lock:
             self._closed = True
-            waiting, self._waiting = self._waiting, deque()
+            waiting, self._waiting = self._waiting, OrderedDict()
         for call in waiting:
             call.fail(NotReadyError(SHUTTING_DOWN))
 
@@ -107,6 +147,6 @@ class WaitingSuspects:
                 self._arrived.wait_for(lambda: self._waiting)
             self._trial.await_free()
             with self._lock:
-                call = self._waiting.popleft() if self._waiting else None
+                call = self._waiting.popitem(last=False)[0] if self._waiting else None
             if call is not None:
                 call.start()

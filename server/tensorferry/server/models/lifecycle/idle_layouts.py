@@ -57,7 +57,8 @@ class IdleLayouts:
         self._replace = replace
         self._measure = measure
         self._idle_seconds = idle_seconds
-        self._waiting: queue.SimpleQueue[ModelSource | None] = queue.SimpleQueue()
+        # Names and versions, so that no model is kept in memory that was unloaded.
+        self._waiting: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         # Guards _child, so that no child is started after `end`. No waiting while it is held.
         self._lock = threading.Lock()
@@ -68,9 +69,9 @@ class IdleLayouts:
         """Start the thread."""
         self._thread.start()
 
-    def add(self, source: ModelSource) -> None:
-        """Measure a model of an ONNX file once it is idle."""
-        self._waiting.put(source)
+    def add(self, model: Model) -> None:
+        """Measure a model with an `open_layout` once it is idle, or the one that serves in its place by then."""
+        self._waiting.put((model.name, model.version))
 
     def end(self) -> None:
         """Load no model again, and end the child process. Idempotent."""
@@ -88,14 +89,14 @@ class IdleLayouts:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (source := self._waiting.get()) is not None and not self._closed.is_set():
+        while (which := self._waiting.get()) is not None and not self._closed.is_set():
             try:
-                if not self._choose(source):
-                    self._waiting.put(source)
+                if not self._choose(*which):
+                    self._waiting.put(which)
             except (ServerError, StartError) as error:
-                _log.warning(_KEPT, source.name, error)
+                _log.warning(_KEPT, which[0], error)
 
-    def _choose(self, source: ModelSource) -> bool:
+    def _choose(self, name: str, version: str) -> bool:
         """Measure a model, unless the server is not idle; return False if the model is to be measured later.
 
         A model with variable axes is measured with the lengths of its last request, so it must have had one.
@@ -105,14 +106,18 @@ class IdleLayouts:
             return True
         if not self._registry.complete:
             return False
-        model = self._registry.get(source.name, source.version)
+        model = self._registry.get(name, version)
+        # Its own, because it may have replaced the model that was added.
+        source = model.open_layout
+        if source is None:
+            return True
         if isinstance(model.batcher, StatefulBatcher):
-            _log.warning(_KEPT, source.name, "another one would end its sequences")
+            _log.warning(_KEPT, name, "another one would end its sequences")
             return True
         used = not varies(model.signature) or model.batcher.statistics().accepted
         if self._accepted() != before or not used:
             return False
-        file, options = source, self._config.for_model(source.name)
+        file, options = source, self._config.for_model(name)
         if isinstance(source.declaration, OnnxModel):
             file, options = declared_onnx(source, source.declaration, options)
         with ExitStack() as files:
@@ -121,7 +126,7 @@ class IdleLayouts:
             # Its session holds memory, and the process that measures makes its own.
             del prepared
             if measured_model is None:
-                _log.warning(_KEPT, source.name, "it does not run on random input")
+                _log.warning(_KEPT, name, "it does not run on random input")
                 return True
             measured = self._measure(measured_model, self._keep)
         if self._accepted() != before:

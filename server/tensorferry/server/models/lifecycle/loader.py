@@ -78,13 +78,12 @@ def _load_model(source: ModelSource, context: LoadContext) -> Model:
     step = _load_step(source, context)
     if not isinstance(declared, FunctionModel):
         step = with_sequences(source, step, declared, context.config.for_model(source.name))
-    if step.open_layout:
-        context.on_open_layout(source)
     plan = plan_pipeline(source.name, [place(source.name, step.signature, {}, {}, step)], None)
     # A pipeline has no optional inputs.
     plan = replace(plan, signature=step.signature)
     _warn_about_unreachable_batches(source.name, step, context.config.for_model(source.name))
-    return _model(source, plan, context, step.config, step.decision.verdict, step.batching)
+    model = _model(source, plan, context, step.config, step.decision.verdict, step.batching)
+    return replace(model, open_layout=source) if step.open_layout else model
 
 
 def _load_pipeline(source: ModelSource, declared: PipelineModel, context: LoadContext) -> Model:
@@ -299,6 +298,8 @@ def _model(
 ) -> Model:
     """Build a planned model. `settings` are those of a pipeline that has no batcher of its own."""
     options = context.config.for_model(source.name)
+    # Before the batcher is made, whose threads would outlive a failure.
+    labels: Mapping[str, Sequence[str]] = read_labels(source.config, source.directory)
     health = InstanceHealth(
         source.name, source.version, instance_counts(plan), context.on_health_change, context.on_device_lost
     )
@@ -307,7 +308,6 @@ def _model(
     only = placed[0].step if len(placed) == 1 and placed[0].has_own_names else None
     own = [step.step for stage in plan.stages for step in stage.steps[:1] if step.step is not None]
     used = tuple(step.used for step in placed if step.used is not None)
-    labels: Mapping[str, Sequence[str]] = read_labels(source.config, source.directory)
     return Model(
         name=source.name,
         version=source.version,

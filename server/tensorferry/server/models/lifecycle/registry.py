@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tensorferry.batcher import AnswerCache, Batcher, Padding, Pipeline, Request, StageModel, StatefulBatcher
 from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
 from tensorferry.server.observability.logs.exemplars import Exemplars
 from tensorferry.server.processes.functions.worker_process import WorkerProcess
@@ -65,7 +66,7 @@ class Model:
     of a request may have length zero. `steps` describes what a batch runs through, and `uses` has the other models that its
     steps name. `release` ends what its instances started, after the batcher is closed. `task` is what it does with texts.
     `stage` is how steps of other models run this one. If it `streams`, a request has any number of answers.
-    `cache` keeps answers, if any are kept.
+    `cache` keeps answers, if any are kept. `open_layout` is its source if its layout of the cores is to be measured.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Model:
     task: TextTask | None = None
     streams: bool = False
     cache: AnswerCache | None = None
+    open_layout: ModelSource | None = field(default=None, compare=False, repr=False)
     stage: StageModel = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -164,20 +166,23 @@ class ModelRegistry:
         self._complete = True
 
     def mark_loading(self, name: str, version: str) -> None:
-        """Record that a version is being loaded. If it is ready, it serves until it is replaced."""
+        """Record that a version is being loaded. If it is ready, it serves until it is replaced.
+
+        If it is being unloaded, it still runs steps, so it stays until then.
+        """
         with self._lock:
-            if not self._serves_locked(name, version):
+            if not self._runs_locked(name, version):
                 broken = self._failed_model_locked(name, version)
                 self._put_locked(RegistryEntry(name, version, ModelState.LOADING, broken))
 
     def mark_ready(self, model: Model) -> Model | None:
-        """Let a version accept requests. Returns the model that it replaces, which accepts none any more."""
+        """Let a version accept requests. Returns the model that it replaces, if the caller is to unload that."""
         with self._lock:
-            before = self._entries.get(model.name, {}).get(model.version)
-            if before is not None:
-                self._retire_locked(before.model)
+            entry = self._entries.get(model.name, {}).get(model.version)
+            before = None if entry is None or entry.state is ModelState.UNLOADING else entry.model
+            self._retire_locked(before)
             self._put_loaded_locked(model)
-        return before.model if before is not None else None
+        return before
 
     def replace(self, before: Model, model: Model) -> bool:
         """Let a model serve in place of `before`; return False if that is not the one that serves."""
@@ -190,12 +195,12 @@ class ModelRegistry:
         return True
 
     def mark_failed(self, name: str, version: str, reason: str, public_reason: str | None = None) -> None:
-        """Record that a version could not be loaded. If it is ready, it continues to serve.
+        """Record that a version could not be loaded. If it is ready or being unloaded, it goes on.
 
         The default of `public_reason` is `reason`.
         """
         with self._lock:
-            if not self._serves_locked(name, version):
+            if not self._runs_locked(name, version):
                 broken = self._failed_model_locked(name, version)
                 public = reason if public_reason is None else public_reason
                 self._put_locked(RegistryEntry(name, version, ModelState.UNAVAILABLE, broken, reason, public))
@@ -313,9 +318,9 @@ class ModelRegistry:
                     )
                 )
 
-    def _serves_locked(self, name: str, version: str) -> bool:
+    def _runs_locked(self, name: str, version: str) -> bool:
         entry = self._entries.get(name, {}).get(version)
-        return entry is not None and entry.state is ModelState.READY
+        return entry is not None and entry.state in (ModelState.READY, ModelState.UNLOADING)
 
     def _put_locked(self, entry: RegistryEntry) -> None:
         self._entries.setdefault(entry.name, {})[entry.version] = entry

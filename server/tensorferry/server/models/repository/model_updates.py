@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -65,19 +66,21 @@ class ModelUpdater:
         load: Callable[[ModelSource], Model],
         changed: Callable[[str], None],
         unloader: ModelUnloader,
+        loading: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._registry = registry
         self._repository = repository
         self._load = load
         self._changed = changed
         self._unloader = unloader
+        self._loading = loading
         self.named: frozenset[str] = frozenset()
         # Replaced, never changed.
         self.unreadable: Mapping[str, str] = {}
         # Fingerprints of loaded versions and of those that failed to load, by name and version.
         self._loaded: dict[str, dict[str, Hashable]] = {}
         self._failed: dict[str, dict[str, Hashable]] = {}
-        # The models that steps of each model name, as of its last load.
+        # The models that steps of each model name: of its last load, and of later ones that failed.
         self._steps: dict[str, Sequence[str]] = {}
         # The models that were loaded only for such steps.
         self._loaded_for_steps: set[str] = set()
@@ -128,14 +131,14 @@ class ModelUpdater:
             )
         selected = {version.source.version for version in versions}
         outgoing = [version for version in self._loaded.get(name, ()) if version not in selected]
-        before = dict(self._loaded.get(name, {}))
+        before, steps_before = dict(self._loaded.get(name, {})), self._steps.get(name, ())
         failures = [
             failure for version in versions if (failure := self._load_version(version, update, outgoing))
         ]
         if failures:
-            if sent != _NOTHING_SENT and not self._loaded.get(name):
+            if sent != _NOTHING_SENT:
                 # It is not tried again, because what was sent is not kept.
-                self._steps.pop(name, None)
+                self._steps[name] = steps_before
             # The outgoing versions continue to serve, because their replacement is missing.
             raise LoadFailedError(f"load failed for model {name!r}: {'; '.join(failures)}")
         self._sent[name] = sent
@@ -146,7 +149,8 @@ class ModelUpdater:
     def _update_steps(self, source: ModelSource, update: Update) -> StartError | None:
         """Load the models that steps of a model name; return the error if one of them does not serve."""
         name, steps = source.name, named_steps(source)
-        self._steps[name] = steps
+        # Both, because a version that serves goes on if this one fails.
+        self._steps[name] = list(dict.fromkeys([*self._steps.get(name, ()), *steps]))
         users = (*update.users, name)
         if steps and len(users) > _MOST_NESTED:
             return _too_deep(users[0])
@@ -229,7 +233,8 @@ class ModelUpdater:
             if not ensemble:
                 if uploaded is not None and source.path.suffix == PYTHON_SUFFIX:
                     raise StartError(f"{source.path.name} is Python code, which a client cannot send")
-                source = declared_source(source)
+                with self._loading():
+                    source = declared_source(source)
                 problem = self._update_steps(source, update)
             if problem is not None:
                 raise problem
@@ -246,6 +251,7 @@ class ModelUpdater:
             raise
         failed.pop(number, None)
         loaded[number] = fingerprint
+        self._steps[name] = named_steps(source)
         replaced = self._registry.mark_ready(model)
         self._changed(name)
         if replaced is not None:
@@ -270,7 +276,8 @@ class ModelUpdater:
         steps = self._steps.get(name, ())
         self._unload(name, list(self._loaded.get(name, ())))
         for step in steps if dependents else ():
-            needed = any(step in others for user, others in self._steps.items() if self._loaded.get(user))
+            users = [user for user in self._steps if user in self.named or self._loaded.get(user)]
+            needed = any(step in self._steps[user] for user in users)
             if step in self._loaded_for_steps and not needed:
                 self.unload(step, dependents=True)
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TypeAlias
 
@@ -51,6 +52,7 @@ class RepositoryController:
 
     `load` loads a model from a source, or raises StartError. `changed` is called with a model's name when it starts or
     stops serving. Sequences of a model that is replaced or unloaded may go on for `sequence_seconds`.
+    `loading` is entered while a model's file is imported.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class RepositoryController:
         mode: str,
         poll_seconds: float,
         sequence_seconds: float = 0.0,
+        loading: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._registry = registry
         self._repository = repository
@@ -71,7 +74,7 @@ class RepositoryController:
         self._poll_seconds = poll_seconds
         self._unloader = ModelUnloader(registry, changed, sequence_seconds)
         # Used only by the loading thread, or by the starting thread before it exists.
-        self._updates = ModelUpdater(registry, repository, load, changed, self._unloader)
+        self._updates = ModelUpdater(registry, repository, load, changed, self._unloader, loading)
         # Guards _thread and _closed. No loading or waiting while it is held.
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None

@@ -39,6 +39,7 @@ from tensorferry.server.transport.lane.stream import StreamCall
 from tensorferry.server.transport.lane.unary import UNARY, UnaryCall
 from tensorferry.server.transport.stream_registry import StreamRegistry
 from tensorferry.server.transport.unread_responses import UnreadResponses
+from tensorferry.server.wire.compression import is_compressed
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -168,9 +169,17 @@ class Lane:
         *,
         stream: object = None,
         answers: TakeAnswer | None = None,
+        submitted: Callable[[], None] = lambda: None,
     ) -> InferenceCall:
-        """See `InferenceService.submit`. Short batches run on the polling thread when no event is left."""
-        return self._service.submit(
+        """See `InferenceService.submit`. Short batches run on the polling thread when no event is left.
+
+        `submitted` is called once the service has the request. For a compressed one this is later, on another thread.
+        """
+        if self._unpacker is not None and is_compressed(data):
+            return self._unpacker.submit(
+                data, deadline, complete, metadata, caller, stream, answers, submitted
+            )
+        call = self._service.submit(
             data,
             deadline,
             complete,
@@ -179,8 +188,9 @@ class Lane:
             stream=stream,
             answers=answers,
             run_soon=self._run_soon,
-            unpacker=self._unpacker,
         )
+        submitted()
+        return call
 
     def _run_soon(self, batcher: InlineRunner) -> None:
         """Run the batcher's next batch once the waiting events are handled."""

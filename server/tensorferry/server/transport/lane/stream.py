@@ -42,8 +42,8 @@ class StreamCall:
         # Both belong to the thread that sends the next response. Initial metadata goes with the first response or status.
         self._opening: tuple[Any, ...] = (cygrpc.SEND_INITIAL_METADATA,)
         self._sending: StreamEntry | None = None
-        # Guards the state and `_reading`, whether a read is outstanding. While it is held no operation is started, no request is submitted or cancelled, and no
-        # message is built.
+        # Guards the state and `_reading`: whether a read is outstanding, or the request it returned is not submitted yet. While
+        # it is held no operation is started, no request is submitted or cancelled, and no message is built.
         self._lock = threading.Lock()
         self._reading = False
         self._state = StreamState(admission.options, max_in_flight, owner.unread.stream_limit)
@@ -51,8 +51,11 @@ class StreamCall:
     def start(self) -> None:
         """Watch for the client's cancellation and read the first request."""
         self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self.closed)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Read the next request, unless there is no room for it or a drain has ended the stream."""
         with self._lock:
-            # False if a drain has ended the stream already.
             reads = self._reading = self._state.may_read
         if reads:
             self._read()
@@ -76,9 +79,6 @@ class StreamCall:
             if self._state.ended:
                 return
             entry = self._state.request_read(len(data))
-            reads = self._reading = self._state.may_read
-        if reads:
-            self._read()
         complete = partial(self._complete, entry)
         entry.call = self._owner.submit(
             data,
@@ -88,6 +88,8 @@ class StreamCall:
             self._caller,
             stream=self.token,
             answers=partial(self._answer, entry),
+            # Not earlier, because the next request must not overtake one that another thread unpacks.
+            submitted=self._read_on,
         )
 
     def _half_close(self, refusal: Status | None) -> None:
