@@ -295,21 +295,25 @@ def test_a_living_sequence_stays_with_its_model_at_a_reload(
 ) -> None:
     with InferenceClient(controlled.address) as client:
 
-        def y(sequence: int, x: float, **flags: bool) -> float:
+        def y(sequence: int, x: float, rows: int = 1, **flags: bool) -> float:
             parameters = {f"sequence_{name}": value for name, value in {"id": sequence, **flags}.items()}
-            return float(client.infer("totals", row(x), parameters=parameters)["y"][0, 0])
+            inputs = {"x": np.repeat(row(x)["x"], rows, axis=0)}
+            return float(client.infer("totals", inputs, parameters=parameters)["y"][0, 0])
 
         with client.sequence("totals") as streamed:
             assert [y(1, 1, start=True), y(2, 1, start=True)] == [6, 6]
             assert streamed.infer(row(1))["y"][0, 0] == 6
             written(tmp_path, 100)
             client.load_model("totals")
+            # The new model refuses a start, which therefore ends nothing.
+            with pytest.raises(InferenceError, match="batch-size 1"):
+                y(1, 1, rows=2, start=True)
             assert [y(1, 2), y(3, 1, start=True), y(3, 1)] == [18, 300, 600]
             assert streamed.infer(row(2))["y"][0, 0] == 18
             # Begun again, it is one of the new model.
             assert [y(2, 1, start=True), y(2, 1)] == [300, 600]
             assert y(1, 3, end=True) == 36
-            with pytest.raises(InferenceError):
+            with pytest.raises(FailedPrecondition, match="has ended with its last request"):
                 y(1, 1)
         assert y(1, 1, start=True) == 300
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from support.batcher.rig import PATIENCE, Recorder, new_request
 from tensorferry.batcher import (
     BatcherClosed,
     Cancelled,
+    ClientPolicy,
     DeadlineExceeded,
     EndReason,
     InvalidRequest,
+    Outcome,
     QueueFull,
     Request,
     SequenceEnded,
@@ -40,6 +43,12 @@ def running_total(batch: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("negative")
     total = batch["past"] + batch["x"]
     return {"y": total * 10, "total": total}
+
+
+def grows(batch: dict[str, Any]) -> dict[str, Any]:
+    """The same, with all x as its state."""
+    joined = np.concatenate([batch["past"], batch["x"]], axis=1)
+    return {"y": joined.sum(axis=1, keepdims=True), "total": joined}
 
 
 @pytest.fixture
@@ -208,6 +217,34 @@ def test_a_failed_request_ends_its_sequence_and_no_other(make: Make) -> None:
     assert [value(each) for each in (*anew, other)] == [30, 40, 60]
 
 
+def test_requests_of_a_sequence_complete_in_their_order(make: Make) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make([runner, runner])
+    completed: list[float] = []
+    done = threading.Event()
+
+    def complete(x: float, outcome: Outcome) -> None:
+        if x == 1:
+            # Nothing begins before this returns, also if another instance is free.
+            send_to(5)
+            assert batcher.sequence_statistics().waiting == 4
+        completed.append(x)
+        if x == 5:
+            done.set()
+
+    def send_to(x: float) -> None:
+        tag = SequenceTag(1, start=x == 1)
+        batcher.enqueue(new_request({"x": np.array([[x]])}, partial(complete, x), sequence=tag))
+
+    send_to(1.0)
+    runner.await_batches(1)
+    for x in (-2.0, 3.0, 4.0):
+        send_to(x)
+    runner.open()
+    assert done.wait(PATIENCE)
+    assert completed == [1, -2, 3, 4, 5]
+
+
 def test_a_request_that_is_cancelled_before_it_began_changes_nothing(make: Make) -> None:
     runner = ScriptedRunner(running_total, gated=True)
     batcher = make(runner)
@@ -221,6 +258,36 @@ def test_a_request_that_is_cancelled_before_it_began_changes_nothing(make: Make)
     runner.open()
     assert isinstance(error_of(cancelled), Cancelled)
     assert [value(first), value(occupied), value(last)] == [10, 0, 30]
+
+
+def test_a_withdrawn_end_does_not_end_its_sequence(make: Make) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner)
+    _, first = send(batcher, 1, **START)
+    runner.await_batches(1)
+    last, _ = send(batcher, 2, end=True)
+    assert batcher.cancel(last)
+    after = [send(batcher, 5)[1], send(batcher, 2, end=True)[1]]
+    runner.open()
+    assert [value(each) for each in (first, *after)] == [10, 60, 80]
+
+
+def test_a_stream_that_ends_before_a_queued_request_is_cancelled_ends_its_sequence(make: Make) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner, max_batch_size=1)
+    stream = object()
+    _, first = send(batcher, 1, stream=stream, start=True)
+    _, other = send(batcher, 1, "other", **START)
+    runner.release()
+    value(first)
+    runner.await_batches(2)
+    queued, _ = send(batcher, 2, stream=stream)
+    batcher.end_stream(stream)
+    assert batcher.cancel(queued)
+    assert batcher.sequence_statistics().ended == {EndReason.STREAM: 1}
+    runner.open()
+    value(other)
+    assert living(batcher) == (1, 8)
 
 
 def test_a_request_that_is_cancelled_while_it_runs_ends_its_sequence(make: Make) -> None:
@@ -250,18 +317,64 @@ def test_an_expired_request_ends_its_sequence(make: Make, clock: VirtualClock) -
         send(batcher, 1)
 
 
+@pytest.mark.parametrize("cancels", [False, True])
+def test_a_deadline_that_passes_in_the_wait_ends_the_sequence_there(
+    make: Make, clock: VirtualClock, cancels: bool
+) -> None:
+    """The request fails at once, also while the batcher drains. Those before it are answered."""
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner, clock=clock)
+    first = [send(batcher, 1, **START)[1]]
+    runner.await_batches(1)
+    first.append(send(batcher, 2)[1])
+    expiring, late = send(batcher, 100, deadline=2.0)
+    lost = send(batcher, 3)[1]
+    again = send(batcher, 4, **START)[1]
+    if cancels:
+        # Before the batcher has seen that it passed.
+        expiring.deadline = 0.0
+        assert batcher.cancel(expiring)
+    else:
+        assert not batcher.drain(0.0)
+        clock.await_sleepers(1, until=2.0)
+        clock.advance(2)
+    assert isinstance(error_of(late), DeadlineExceeded)
+    assert not batcher.cancel(expiring)
+    runner.open()
+    assert [value(each) for each in (*first, again)] == [10, 30, 40]
+    assert "a request of it failed" in str(error_of(lost))
+
+
+def test_a_passed_deadline_keeps_its_place_until_its_turn(make: Make) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner, max_queue_size=1)
+    _, first = send(batcher, 1, **START)
+    runner.await_batches(1)
+    _, late = send(batcher, 1, deadline=0.0, **START)
+    assert isinstance(error_of(late), DeadlineExceeded)
+    with pytest.raises(SequenceEnded, match="a request of it failed"):
+        send(batcher, 1)
+    with pytest.raises(QueueFull, match="1 requests of sequences"):
+        send(batcher, 1, **START)
+    runner.open()
+    assert value(first) == 10
+    assert ask(batcher, 1, 2, **START) == 10
+    assert batcher.sequence_statistics().ended == {EndReason.FAILED: 1}
+
+
 def test_a_stream_that_ends_while_a_request_runs_ends_its_sequence_afterwards(make: Make) -> None:
     runner = ScriptedRunner(running_total, gated=True)
     batcher = make(runner)
     stream = object()
     _, recorder = send(batcher, 1, stream=stream, start=True)
     runner.await_batches(1)
+    start = send(batcher, 1, stream=stream, start=True)[1]
     batcher.end_stream(stream)
     assert living(batcher)[0] == 1
     with pytest.raises(SequenceEnded):
         send(batcher, 1, stream=stream)
     runner.open()
-    value(recorder)
+    assert [value(recorder), value(start)] == [10, 10]
     assert living(batcher) == (0, 0)
 
 
@@ -278,6 +391,43 @@ def test_sequences_and_their_bytes_are_bounded(make: Make) -> None:
         ask(small, 1, number, **START)
     with pytest.raises(QueueFull, match="have 16 bytes, of at most 20"):
         send(small, 1, 3, **START)
+
+
+def test_a_state_that_grows_above_the_bound_fails_its_request(make: Make) -> None:
+    batcher = make(
+        grows,
+        states=[StateTensor("past", "total", np.zeros((1, 0)))],
+        limits=SequenceLimits(state_bytes=20),
+    )
+    assert [ask(batcher, 1, 1, **START), ask(batcher, 1, 2, **START)] == [1, 1]
+    error = error_of(send(batcher, 1)[1])
+    assert isinstance(error, QueueFull)
+    assert "have 16 bytes, of at most 20, and 8 more are needed" in str(error)
+    with pytest.raises(SequenceEnded, match="a request of it failed"):
+        send(batcher, 1)
+    # The last request of a sequence needs no room.
+    assert [ask(batcher, 1, 2), ask(batcher, 1, 2, end=True)] == [2, 3]
+    assert living(batcher) == (0, 0)
+
+
+@pytest.mark.parametrize("policy", [ClientPolicy(max_requests=2), ClientPolicy(rate=2)])
+def test_requests_of_a_client_that_wait_count(make: Make, clock: VirtualClock, policy: ClientPolicy) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner, clock=clock, clients=policy)
+    _, first = send(batcher, 1, client="greedy", **START)
+    runner.await_batches(1)
+    waiting, _ = send(batcher, 1, client="greedy")
+    with pytest.raises(QueueFull, match="client 'greedy'"):
+        send(batcher, 1, client="greedy")
+    modest = send(batcher, 1, 2, client="modest", **START)[1]
+    assert batcher.cancel(waiting)
+    clock.advance(0.5)
+    # There is room for one more, which takes it once only.
+    last = send(batcher, 1, client="greedy")[1]
+    runner.open()
+    assert [value(each) for each in (first, modest, last)] == [10, 10, 20]
+    clock.advance(0.5)
+    assert ask(batcher, 1, client="greedy", end=True) == 30
 
 
 def test_waiting_requests_are_bounded_by_the_size_of_the_queue(make: Make) -> None:
@@ -322,8 +472,10 @@ def test_a_start_that_the_queue_refuses_changes_nothing(make: Make) -> None:
 @pytest.mark.parametrize("rows", [0, 2])
 def test_a_request_has_one_row(make: Make, rows: int) -> None:
     request = new_request({"x": np.ones((rows, 1))}, sequence=SequenceTag(1, start=True))
-    with pytest.raises(InvalidRequest, match=rf"must specify batch-size 1 .* has {rows} rows"):
-        make().enqueue(request)
+    batcher = make()
+    for accept in (batcher.enqueue, partial(batcher.answer_without_run, outputs={})):
+        with pytest.raises(InvalidRequest, match=rf"must specify batch-size 1 .* has {rows} rows"):
+            accept(request)
 
 
 def test_a_state_that_does_not_fit_is_the_error_of_its_request(make: Make) -> None:
@@ -334,10 +486,6 @@ def test_a_state_that_does_not_fit_is_the_error_of_its_request(make: Make) -> No
 
 
 def test_a_state_may_change_its_shape(make: Make) -> None:
-    def grows(batch: dict[str, Any]) -> dict[str, Any]:
-        joined = np.concatenate([batch["past"], batch["x"]], axis=1)
-        return {"y": joined.sum(axis=1, keepdims=True), "total": joined}
-
     batcher = make(grows, states=[StateTensor("past", "total", np.zeros((1, 0)))])
     assert [ask(batcher, x, start=x == 1) for x in (1, 2, 3)] == [1, 3, 6]
     assert living(batcher) == (1, 24)
@@ -395,3 +543,15 @@ def test_many_sequences_keep_their_own_states(make: Make) -> None:
     found = batcher.sequence_statistics()
     assert (found.living, found.waiting, found.state_bytes, found.started) == (0, 0, 0, 160)
     assert sum(found.ended.values()) == 160
+
+
+def test_a_sequence_that_is_begun_in_another_batcher_is_not_known_any_more(make: Make) -> None:
+    batcher = make()
+    for end in (False, True):
+        tag = SequenceTag(1)
+        assert not batcher.knows(tag)
+        ask(batcher, 1, start=True, end=end)
+        assert batcher.knows(tag)
+        batcher.end_sequence(tag)
+    assert not batcher.knows(tag)
+    assert batcher.sequence_statistics().ended == {EndReason.RESTARTED: 1, EndReason.ENDED: 1}

@@ -160,6 +160,20 @@ def test_a_model_that_does_not_fit_any_more_stops_its_ensemble(served: ServedRep
     assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
 
 
+def test_no_step_keeps_a_state(served: ServedRepository) -> None:
+    """It would begin a sequence with each request."""
+    served.write("e", config=CHAIN)
+    control = served.start("*")
+    states = 'sequence_batching { state { input_name: "past" output_name: "next" data_type: TYPE_FP32 dims: [ 3 ] } }'
+    served.write("second", small.keeping, config=f"max_batch_size: 8 {states}")
+    control.load("second")
+    assert served.states()["e"] is UNAVAILABLE
+    with pytest.raises(NotReadyError):
+        served.ask()
+    with pytest.raises(LoadFailedError, match="'e' has 'second' as a step, which keeps states of sequences"):
+        control.load("e")
+
+
 def test_a_model_with_a_wider_shape_reloads_its_ensemble(served: ServedRepository) -> None:
     served.write("e", config=CHAIN)
     control = served.start("*")

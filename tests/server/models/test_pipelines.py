@@ -119,6 +119,13 @@ def test_a_served_model_is_a_step_by_its_name(load_declared: Load, tmp_path: Pat
         load_declared(pipeline("q", "gone"))
 
 
+def test_a_served_model_with_states_is_no_step(load_declared: Load, tmp_path: Path) -> None:
+    small.keeping(tmp_path / "keeping.onnx")
+    load_declared(onnx("keeping.onnx", states={"past": "next"}))
+    with pytest.raises(StartError, match="'p' has 'keeping' as a step, which keeps states of sequences"):
+        load_declared(pipeline("p", add_one, step("keeping", inputs={"x": "b"})))
+
+
 @pytest.mark.parametrize("bad", [0, 1, 2])
 def test_one_bad_row_of_32_in_each_step(load_declared: Load, bad: int) -> None:
     """31 answers, and one error that names the step."""

@@ -86,6 +86,12 @@ def twice(path: Path, dims: Dims = ("batch", 3)) -> Path:
     )
 
 
+def keeping(path: Path) -> Path:
+    """y = x + past, which is also next; for models that keep a state."""
+    text = "(float[batch, 3] x, float[batch, 3] past) => (float[batch, 3] y, float[batch, 3] next)"
+    return written(path, text + "{ y = Add (x, past) next = Identity (y) }")
+
+
 def halved(path: Path, datatype: str) -> Path:
     """x [batch, n] of any datatype but BYTES → y = x / 2, computed in FP32."""
     nodes = [

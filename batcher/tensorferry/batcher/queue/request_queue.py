@@ -485,6 +485,11 @@ class RequestQueue:
             self._busy += 1
         return ended
 
+    def hand_out(self, ended: Sequence[Request]) -> None:
+        """Hand out requests that the caller had instead of the queue, so that a drain waits for their completions."""
+        with self._lock:
+            self._hand_out_locked(ended)
+
     def handed_out_completed(self) -> None:
         """Note that the thread has completed the requests that it was handed out at once."""
         with self._lock:

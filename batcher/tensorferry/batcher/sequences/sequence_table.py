@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from tensorferry.batcher.sequences.sequence import (
 # Ended sequences whose reason is known.
 _REMEMBERED = 10_000
 _RETRY_SECONDS = 1.0
+# Deadlines that pass within this time of each other may be seen together.
+_LOOK_SECONDS = 0.01
 
 _ENDS = {
     EndReason.ENDED: "has ended with its last request",
@@ -32,18 +35,18 @@ _ENDS = {
 
 @dataclass(slots=True, eq=False)
 class Living:
-    """A sequence that lives. Only its table changes it, under the lock of the table's caller.
+    """A sequence that lives, or has requests. Only its table changes it, under the lock of the table's caller.
 
-    `states` are None before its first answer and after its end. `busy`: the batcher has a request of it, behind which the
-    others wait. `closing`: a request with the flag END was accepted. `doomed` is why it ends when the busy request is done.
+    `states` are None before its first answer and after its end. `running` is what the request says that the batcher has,
+    behind which the others wait. `doomed` is why it ends when that request is done, and again after a start that waits.
+    `waiting` also keeps the places of requests whose deadline has passed: the sequence ends there.
     """
 
     key: tuple[str, object, int | str]
     last_used: float
     states: tuple[Array, ...] | None = None
     nbytes: int = 0
-    busy: bool = False
-    closing: bool = False
+    running: SequenceTag | None = None
     doomed: EndReason | None = None
     waiting: deque[Request] = field(default_factory=deque)
 
@@ -66,9 +69,11 @@ class SequenceTable:
         self._counts: Counter[EndReason] = Counter()
         self._started = 0
         self._bytes = 0
-        # Requests that wait for the one before them.
-        self.waiting = 0
+        # Requests that wait for the one before them, and their sequences.
+        self.waiting: dict[Request, Living] = {}
         self._waiting_bytes = 0
+        # How many requests `waiting` of all sequences has.
+        self._places = 0
 
     def admit(self, request: Request, tag: SequenceTag, now: float) -> Living | None:
         """Accept a request. Return its sequence if it runs now, None if it waits for those before it.
@@ -79,28 +84,41 @@ class SequenceTable:
         self.expire(now)
         key = (tag.owner, tag.stream, tag.id)
         living = self._living.get(key)
-        if not tag.start and (living is None or living.closing or living.doomed is not None):
-            raise self._refusal(key, tag.id, living)
+        over = self._ended.get(key) if living is None else self._over(living)
+        if not tag.start and (living is None or over is not None):
+            raise self._refusal(tag.id, over)
         if living is None:
             living = self._new(key, now)
-        elif living.busy:
+        elif living.running is not None:
             if (
-                self.waiting >= self._max_waiting
+                self._places >= self._max_waiting
                 or self._waiting_bytes + request.nbytes > self._max_waiting_bytes
             ):
                 raise QueueFull(
-                    f"{self.waiting} requests of sequences of model {self._name!r} wait for those before them, with "
+                    f"{self._places} requests of sequences of model {self._name!r} wait for those before them, with "
                     f"{self._waiting_bytes} bytes, as many as may",
                     _RETRY_SECONDS,
                 )
             living.waiting.append(request)
-            self._count_waiting(request, 1)
-            living.closing = tag.end
+            self._places += 1
+            self.waiting[request] = living
+            self._waiting_bytes += request.nbytes
             return None
-        living.busy = True
-        living.closing = tag.end
+        living.running = tag
         self._living.move_to_end(key)
         return living
+
+    def _over(self, living: Living) -> EndReason | None:
+        """Return why a further request cannot go on with a sequence; None if it can."""
+        if living.doomed is not None:
+            return living.doomed
+        last = living.running
+        if living.waiting:
+            request = living.waiting[-1]
+            if request not in self.waiting:
+                return EndReason.FAILED
+            last = request.sequence
+        return EndReason.ENDED if last is not None and last.end else None
 
     def _new(self, key: tuple[str, object, int | str], now: float) -> Living:
         limits = self._limits
@@ -110,12 +128,8 @@ class SequenceTable:
                 "a larger --max-sequences",
                 _RETRY_SECONDS,
             )
-        if self._bytes + self._initial_bytes > limits.state_bytes:
-            raise QueueFull(
-                f"the states of the sequences of model {self._name!r} have {self._bytes} bytes, of at most "
-                f"{limits.state_bytes}; end some, or start the server with a larger --max-state-bytes",
-                _RETRY_SECONDS,
-            )
+        if (full := self._no_room(self._initial_bytes)) is not None:
+            raise full
         living = self._living[key] = Living(key, now)
         self._ended.pop(key, None)
         if key[1] is not None:
@@ -123,9 +137,25 @@ class SequenceTable:
         self._set_bytes(living, self._initial_bytes)
         return living
 
-    def _refusal(self, key: Hashable, number: int | str, living: Living | None) -> Exception:
-        reason = EndReason.ENDED if living is not None and living.closing else None
-        reason = reason or (living.doomed if living is not None else self._ended.get(key))
+    def _no_room(self, nbytes: int) -> QueueFull | None:
+        """Return why there is no room for so many more bytes of states; None if there is."""
+        limit = self._limits.state_bytes
+        if self._bytes + nbytes <= limit:
+            return None
+        return QueueFull(
+            f"the states of the sequences of model {self._name!r} have {self._bytes} bytes, of at most {limit}, and {nbytes} "
+            "more are needed; end some, or start the server with a larger --max-state-bytes",
+            _RETRY_SECONDS,
+        )
+
+    def no_room_for(self, living: Living, tag: SequenceTag, states: tuple[Array, ...]) -> QueueFull | None:
+        """Return why there is no room for the states of an answered request; None if there is, or if none is needed."""
+        growth = state_bytes(states) - living.nbytes
+        if growth <= 0 or tag.end or living.doomed is not None:
+            return None
+        return self._no_room(growth)
+
+    def _refusal(self, number: int | str | None, reason: EndReason | None) -> Exception:
         if reason is None:
             # In Triton's words.
             return SequenceNotStarted(
@@ -137,20 +167,8 @@ class SequenceTable:
             f"sequence {number} of model {self._name!r} {how}; begin it again with sequence_start"
         )
 
-    def refusal_of(self, tag: SequenceTag) -> Exception:
-        """Return why a request cannot go on with its sequence, which has ended."""
-        assert tag.id is not None
-        return self._refusal((tag.owner, tag.stream, tag.id), tag.id, None)
-
-    def refused(self, living: Living) -> tuple[Request | None, Sequence[Request]]:
-        """Note that the batcher did not accept a request, which changes nothing. Return as `next_after` does."""
-        living.closing = False
-        return self.next_after(living)
-
-    def answered(
-        self, living: Living, tag: SequenceTag, states: tuple[Array, ...], now: float
-    ) -> tuple[Request | None, Sequence[Request]]:
-        """Take over the states of an answered request. Return as `next_after` does."""
+    def answered(self, living: Living, tag: SequenceTag, states: tuple[Array, ...], now: float) -> None:
+        """Take over the states of an answered request. `next_after` follows."""
         self._count_start(living, tag)
         living.states, living.last_used = states, now
         self._set_bytes(living, state_bytes(states))
@@ -158,27 +176,34 @@ class SequenceTable:
         reason = EndReason.ENDED if tag.end else living.doomed
         if reason is not None:
             self._end(living, reason)
-        return self.next_after(living)
 
-    def failed(
-        self, living: Living, tag: SequenceTag, reason: EndReason
-    ) -> tuple[Request | None, Sequence[Request]]:
-        """End a sequence whose request failed. Return as `next_after` does."""
+    def failed(self, living: Living, tag: SequenceTag, reason: EndReason) -> None:
+        """End a sequence whose request failed. `next_after` follows."""
         self._count_start(living, tag)
         self._end(living, living.doomed or reason)
-        return self.next_after(living)
 
-    def next_after(self, living: Living) -> tuple[Request | None, Sequence[Request]]:
-        """Return the next request of a sequence, which runs now, and those before it that its end makes impossible."""
-        lost: list[Request] = []
+    def next_after(self, living: Living) -> tuple[Request | None, Sequence[tuple[Request, Exception]]]:
+        """Return the request of a sequence that runs now, because the batcher has none any more; None if none waits.
+
+        Also return the requests before it, which the end of the sequence makes impossible, with their errors.
+        """
+        if living.doomed is not None and living.states is not None:
+            self._end(living, living.doomed)
+        lost: list[tuple[Request, Exception]] = []
         while living.waiting:
             request = living.waiting.popleft()
-            self._count_waiting(request, -1)
+            self._places -= 1
             tag = request.sequence
-            if tag is not None and (tag.start or living.states is not None):
+            assert tag is not None
+            if self._waits_no_more(request) is None:
+                if living.states is not None:
+                    self._end(living, EndReason.FAILED)
+            elif tag.start or living.states is not None:
+                living.running = tag
                 return request, lost
-            lost.append(request)
-        living.busy = False
+            else:
+                lost.append((request, self._refusal(tag.id, self._ended.get(living.key))))
+        living.running = None
         if living.states is None:
             self._forget(living)
         return None, lost
@@ -190,14 +215,19 @@ class SequenceTable:
                 self._counts[EndReason.RESTARTED] += 1
 
     def _end(self, living: Living, reason: EndReason) -> None:
-        living.states, living.doomed = None, None
+        living.states = None
         self._counts[reason] += 1
         self._ended[living.key] = reason
         self._ended.move_to_end(living.key)
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
+        if not living.waiting:
+            self._forget(living)
 
     def _forget(self, living: Living) -> None:
+        """Remove a sequence that has ended, unless that was done."""
+        if self._living.get(living.key) is not living:
+            return
         self._set_bytes(living, 0)
         del self._living[living.key]
         keys = self._of_stream.get(living.key[1])
@@ -210,25 +240,35 @@ class SequenceTable:
         self._bytes += nbytes - living.nbytes
         living.nbytes = nbytes
 
-    def withdraw(self, request: Request, tag: SequenceTag) -> bool:
-        """Take a request that waits out of its sequence; return false if it does not wait."""
-        living = self._living.get((tag.owner, tag.stream, tag.id))
-        if living is None or request not in living.waiting:
-            return False
-        living.waiting.remove(request)
-        self._count_waiting(request, -1)
-        return True
+    def withdraw(self, request: Request, *, ends: bool) -> bool:
+        """Let a request wait no more, which ends its sequence in its place if `ends`; return false if it does not wait."""
+        living = self._waits_no_more(request)
+        if living is not None and not ends:
+            living.waiting.remove(request)
+            self._places -= 1
+        return living is not None
 
-    def _count_waiting(self, request: Request, count: int) -> None:
-        self.waiting += count
-        self._waiting_bytes += count * request.nbytes
+    def _waits_no_more(self, request: Request) -> Living | None:
+        """Forget that a request waits, and return its sequence; None if it does not wait."""
+        living = self.waiting.pop(request, None)
+        if living is not None:
+            self._waiting_bytes -= request.nbytes
+        return living
+
+    def overdue(self, now: float) -> tuple[Sequence[Request], float]:
+        """Withdraw the waiting requests whose deadline has passed. Return them, and when to look again."""
+        late = [request for request in self.waiting if not request.deadline > now]
+        for request in late:
+            self.withdraw(request, ends=True)
+        due = min([request.deadline for request in self.waiting], default=math.inf)
+        return late, max(due, now + _LOOK_SECONDS)
 
     def expire(self, now: float) -> float:
         """End the sequences that are idle for too long. Return when to look again."""
         idle, until = self._limits.idle_seconds, now + self._limits.idle_seconds
         ended = []
         for living in self._living.values():
-            if living.busy:
+            if living.running is not None:
                 continue
             if living.last_used + idle > now:
                 until = living.last_used + idle
@@ -236,26 +276,27 @@ class SequenceTable:
             ended.append(living)
         for living in ended:
             self._end(living, EndReason.IDLE)
-            self._forget(living)
         return until
 
-    def lives(self, tag: SequenceTag) -> bool:
-        """Return whether a request of this sequence would go on with it."""
-        living = self._living.get((tag.owner, tag.stream, tag.id))
-        return living is not None and not living.closing and living.doomed is None
+    def knows(self, tag: SequenceTag) -> bool:
+        """Return whether a sequence lives, or why it ended is known and it was not begun again elsewhere."""
+        key = (tag.owner, tag.stream, tag.id)
+        living = self._living.get(key)
+        reason = self._ended.get(key) if living is None else living.doomed
+        return reason is not EndReason.RESTARTED and (living is not None or reason is not None)
 
     def end(self, tag: SequenceTag) -> None:
         """End a sequence because it is begun again elsewhere; with its request, if the batcher has one."""
-        living = self._living.get((tag.owner, tag.stream, tag.id))
-        if living is not None:
+        key = (tag.owner, tag.stream, tag.id)
+        self._ended.pop(key, None)
+        if (living := self._living.get(key)) is not None:
             self._doom(living, EndReason.RESTARTED)
 
     def _doom(self, living: Living, reason: EndReason) -> None:
-        if living.busy:
+        if living.running is not None:
             living.doomed = reason
         else:
             self._end(living, reason)
-            self._forget(living)
 
     def end_stream(self, stream: object) -> None:
         """End the sequences of a stream that is over; those with a request in the batcher end with it."""
@@ -265,5 +306,5 @@ class SequenceTable:
     def statistics(self) -> SequenceStatistics:
         """Return counts since the start, and current sizes."""
         return SequenceStatistics(
-            len(self._living), self.waiting, self._bytes, self._started, dict(self._counts)
+            len(self._living), len(self.waiting), self._bytes, self._started, dict(self._counts)
         )

@@ -9,9 +9,16 @@ from functools import partial
 from typing import Any
 
 from tensorferry.batcher.batcher import Batcher
-from tensorferry.batcher.errors import BatcherClosed, Cancelled, InvalidRequest
+from tensorferry.batcher.errors import (
+    BatcherClosed,
+    BatcherError,
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+)
 from tensorferry.batcher.execution.collate import tensor_of
 from tensorferry.batcher.execution.completion import already_completed, withdrawn
+from tensorferry.batcher.queue.client_quotas import ClientQuotas
 from tensorferry.batcher.request import Outcome, Request, SequenceTag
 from tensorferry.batcher.sequences.sequence import (
     Array,
@@ -24,8 +31,7 @@ from tensorferry.batcher.sequences.sequence import (
     state_bytes,
 )
 from tensorferry.batcher.sequences.sequence_table import Living, SequenceTable
-
-_After = tuple[Request | None, Sequence[Request]]
+from tensorferry.batcher.settings import ClientPolicy
 
 _ALONE = SequenceTag(None, start=True, end=True)
 
@@ -42,13 +48,14 @@ class StatefulBatcher(Batcher):
 
     Ends
         A sequence ends with a request that says so, after `SequenceLimits.idle_seconds` without a request, with its stream
-        (`end_stream`), if a request is cancelled that has begun, or if one fails for any reason. Its state is freed at once.
+        (`end_stream`), if a request is cancelled that has begun, or if one fails or expires. Its state is freed at once.
         A further request is refused with SequenceEnded, or with SequenceNotStarted if nothing is known of the sequence. A
         request that is refused by `enqueue`, or cancelled before it has begun, changes nothing.
 
     Bounds
-        A start above the bounds of living sequences or of bytes of state is refused with QueueFull. No sequence is ended
-        for another.
+        A start above the bounds of living sequences or of bytes of state is refused with QueueFull. A request whose states
+        grow above that bound fails with QueueFull. No sequence is ended for another. `clients` also bounds the requests that
+        wait for the one before them.
 
     `controls` are further inputs of the function, which tell it of a request's place in its sequence. Other arguments are those of `Batcher`. States are of fixed datatypes; their shape may change from request to request.
     """
@@ -60,9 +67,11 @@ class StatefulBatcher(Batcher):
         *,
         controls: Sequence[ControlTensor] = (),
         limits: SequenceLimits = SequenceLimits(),  # noqa: B008  (it is frozen)
+        clients: ClientPolicy | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(model_fn, **options)
+        shares = ClientPolicy(fair=True, weights=clients.weights) if clients and clients.fair else None
+        super().__init__(model_fn, clients=shares, **options)
         self._states = tuple(states)
         self._controls = tuple(controls)
         self._initial = tuple(state.initial for state in states)
@@ -76,12 +85,16 @@ class StatefulBatcher(Batcher):
             settings.max_queue_size,
             settings.max_queue_bytes,
         )
-        # Guards the table, `_closing` and `_beginning`. While it is held, no request is enqueued or completed.
+        # Not the queue's, because a request counts from its acceptance, also while it waits for the one before it.
+        self._quotas = ClientQuotas(clients) if clients is not None and clients.bounds else None
+        # Guards the table, the quotas and the fields below. While it is held, no request is enqueued or completed. The
+        # queue's lock may be taken within it.
         self._sequences_lock = threading.Lock()
         # Notified when a request no longer waits for the one before it.
         self._waiting_changed = threading.Condition(self._sequences_lock)
-        # Notified once `_closing` is set.
-        self._closed = threading.Condition(self._sequences_lock)
+        # Notified if the reaper must look earlier than at `_look_at`, or may have nothing to look at any more.
+        self._look_due = threading.Condition(self._sequences_lock)
+        self._look_at = -math.inf
         self._closing = False
         # Requests that have waited, and that the batcher does not have yet.
         self._beginning = 0
@@ -97,6 +110,39 @@ class StatefulBatcher(Batcher):
 
     def enqueue(self, request: Request, *, notify: bool = True, skip_admission: bool = False) -> bool:
         """Accept a request of a sequence; see `Batcher.enqueue`. Also raises SequenceNotStarted and SequenceEnded."""
+        self._check_one_row(request)
+        if self._quotas is None:
+            return self._accept(request, notify=notify, skip_admission=skip_admission)
+        complete, nbytes, drain_time = request.complete, request.nbytes, self.drain_time()
+        with self._sequences_lock:
+            now = self._clock.now()
+            if not (self._closing or skip_admission):
+                try:
+                    self._quotas.check(request.client, 1, nbytes, now, lambda: drain_time)
+                except BatcherError as error:
+                    raise self._rejected(request, error) from None
+            self._quotas.accepted((request,), now)
+
+        def complete_counted(outcome: Outcome) -> None:
+            self._uncount(request, nbytes)
+            complete(outcome)
+
+        request.complete = complete_counted
+        try:
+            return self._accept(request, notify=notify, skip_admission=skip_admission)
+        except BaseException:
+            request.complete = complete
+            self._uncount(request, nbytes)
+            raise
+
+    def _uncount(self, request: Request, nbytes: int) -> None:
+        """Release the quota of a request that had so many bytes without its states."""
+        assert self._quotas is not None
+        request.nbytes = nbytes
+        with self._sequences_lock:
+            self._quotas.done(request)
+
+    def _check_one_row(self, request: Request) -> None:
         if request.rows != 1:
             raise self._rejected(
                 request,
@@ -105,6 +151,14 @@ class StatefulBatcher(Batcher):
                     f"batcher; the request has {request.rows} rows"
                 ),
             )
+
+    def answer_without_run(self, request: Request, outputs: Any) -> None:
+        """Refuse a request of no rows as `enqueue` does; else see `Batcher.answer_without_run`."""
+        self._check_one_row(request)
+        super().answer_without_run(request, outputs)
+
+    def _accept(self, request: Request, *, notify: bool, skip_admission: bool) -> bool:
+        """Let a request begin, or wait for the one before it."""
         tag = request.sequence or _ALONE
         if tag.id is None:
             tag = tag._replace(start=True, end=True)
@@ -116,14 +170,15 @@ class StatefulBatcher(Batcher):
                 living = self._table.admit(request, tag, self._clock.now())
             except Exception as error:
                 raise self._rejected(request, error) from None  # type: ignore[arg-type]
-        if living is None:
-            return False
+            if living is None:
+                if request.deadline < self._look_at:
+                    self._look_at = request.deadline
+                    self._look_due.notify()
+                return False
         try:
             return self._begin(living, request, tag, notify=notify, skip_admission=skip_admission)
         except BaseException:
-            with self._sequences_lock:
-                after = self._beginning_locked(self._table.refused(living))
-            self._go_on(living, *after)
+            self._go_on(living)
             raise
 
     def _begin(
@@ -200,7 +255,7 @@ class StatefulBatcher(Batcher):
         complete: Callable[[Outcome], None],
         outcome: Outcome,
     ) -> None:
-        """Take over the states of an outcome, let the next request of the sequence run, and complete this one."""
+        """Take over the states of an outcome, complete the request, and let the next one of the sequence run."""
         states: tuple[Array, ...] = ()
         if outcome.error is None:
             try:
@@ -209,16 +264,19 @@ class StatefulBatcher(Batcher):
                 outcome = outcome._replace(outputs=None, error=error)
         outcome = self._without_states(outcome, tag)
         with self._sequences_lock:
+            if outcome.error is None and (full := self._table.no_room_for(living, tag, states)) is not None:
+                outcome = outcome._replace(outputs=None, error=full)
             if outcome.error is None:
-                found = self._table.answered(living, tag, states, self._clock.now())
-            elif isinstance(outcome.error, Cancelled) and math.isnan(request.started):
-                found = self._table.refused(living)
-            else:
-                reason = EndReason.CANCELLED if isinstance(outcome.error, Cancelled) else EndReason.FAILED
-                found = self._table.failed(living, tag, reason)
-            after = self._beginning_locked(found)
-        self._go_on(living, *after)
-        complete(outcome)
+                self._table.answered(living, tag, states, self._clock.now())
+            elif not isinstance(outcome.error, Cancelled):
+                self._table.failed(living, tag, EndReason.FAILED)
+            elif not math.isnan(request.started):
+                self._table.failed(living, tag, EndReason.CANCELLED)
+        try:
+            complete(outcome)
+        finally:
+            # Afterwards, because clients must get a cause before what follows from it, and answers in their order.
+            self._go_on(living)
 
     def _without_states(self, outcome: Outcome, tag: SequenceTag) -> Outcome:
         if outcome.outputs is None:
@@ -228,13 +286,14 @@ class StatefulBatcher(Batcher):
             outputs={name: value for name, value in outcome.outputs.items() if name not in hidden}
         )
 
-    def _go_on(self, living: Living, following: Request | None, lost: Sequence[Request]) -> None:
+    def _go_on(self, living: Living) -> None:
         """Enqueue the next request of a sequence, and fail those before it, whose sequence has ended."""
         while True:
-            for request in lost:
-                with self._sequences_lock:
-                    error = self._table.refusal_of(request.sequence or _ALONE)
-                self._fail_waiting(request, error)
+            with self._sequences_lock:
+                following, lost = self._table.next_after(living)
+                self._beginning += following is not None
+                self._hand_out_locked(lost)
+            self._fail_waiting(lost)
             if following is None:
                 return
             tag = following.sequence or _ALONE
@@ -243,39 +302,44 @@ class StatefulBatcher(Batcher):
                 self._begin(living, following, tag, notify=True, skip_admission=True)
                 return
             except Exception as refusal:
-                self._fail_waiting(following, refusal)
+                failed = [(following, refusal)]
                 with self._sequences_lock:
-                    found = self._table.failed(living, tag, EndReason.FAILED)
-                    following, lost = self._beginning_locked(found)
+                    self._table.failed(living, tag, EndReason.FAILED)
+                    self._hand_out_locked(failed)
+                self._fail_waiting(failed)
             finally:
                 with self._sequences_lock:
                     self._beginning -= 1
                     self._waiting_changed.notify_all()
 
-    def _beginning_locked(self, found: _After) -> _After:
-        """Count the request that begins now, so that a drain waits for it."""
-        self._beginning += found[0] is not None
+    def _hand_out_locked(self, failed: Sequence[tuple[Request, BaseException]]) -> None:
+        """Note that requests wait no more, so that a drain waits for their completions instead."""
+        if failed:
+            self._queue.hand_out([request for request, _ in failed])
         self._waiting_changed.notify_all()
-        return found
+        if self._closing:
+            self._look_due.notify()
 
-    def _fail_waiting(self, request: Request, error: BaseException) -> None:
-        """Complete a request that never reached the queue. The batcher counts it as refused."""
-        self._counters.refused(error, request.rows_counted)
-        complete, request.complete = request.complete, already_completed
-        request.tensors = ()
-        self._completer.call(complete, Outcome(error=error))
+    def _fail_waiting(self, failed: Sequence[tuple[Request, BaseException]]) -> None:
+        """Complete requests that were handed out and never reached the queue. The batcher counts them as refused."""
+        with self._completer.handed_out([request for request, _ in failed]):
+            for request, error in failed:
+                self._counters.refused(error, request.rows_counted)
+                complete, request.complete = request.complete, already_completed
+                request.tensors = ()
+                self._completer.call(complete, Outcome(error=error))
 
     def cancel(self, request: Request) -> bool:
-        """Withdraw a request; see `Batcher.cancel`. If it has begun, its sequence ends."""
-        tag = request.sequence
-        if tag is not None and tag.id is not None:
-            with self._sequences_lock:
-                waited = self._table.withdraw(request, tag)
-                self._waiting_changed.notify_all()
+        """Withdraw a request; see `Batcher.cancel`. If it has begun, or its deadline has passed, its sequence ends."""
+        error = withdrawn(request, self._clock.now())
+        with self._sequences_lock:
+            waited = self._table.withdraw(request, ends=isinstance(error, DeadlineExceeded))
             if waited:
-                self._fail_waiting(request, withdrawn(request, self._clock.now()))
-                return True
-        return super().cancel(request)
+                self._hand_out_locked([(request, error)])
+        if not waited:
+            return super().cancel(request)
+        self._fail_waiting([(request, error)])
+        return True
 
     # Ends.
 
@@ -284,10 +348,10 @@ class StatefulBatcher(Batcher):
         with self._sequences_lock:
             self._table.end_stream(stream)
 
-    def lives(self, tag: SequenceTag) -> bool:
-        """Return whether a request of this sequence would go on with it. May be late."""
+    def knows(self, tag: SequenceTag) -> bool:
+        """Return whether a sequence lives, or why it ended is known and no other batcher began it again. May be late."""
         with self._sequences_lock:
-            return self._table.lives(tag)
+            return self._table.knows(tag)
 
     def end_sequence(self, tag: SequenceTag) -> None:
         """End a sequence, if it lives, because another batcher begins it again."""
@@ -295,11 +359,20 @@ class StatefulBatcher(Batcher):
             self._table.end(tag)
 
     def _reap(self) -> None:
-        """End idle sequences, on a thread of its own."""
-        with self._sequences_lock:
-            while not self._closing:
-                until = self._table.expire(self._clock.now())
-                self._clock.wait(self._closed, until)
+        """End idle sequences, and fail requests whose deadline passes while they wait, on a thread of its own."""
+        while True:
+            with self._sequences_lock:
+                while (now := self._clock.now()) < self._look_at and (
+                    self._table.waiting or not self._closing
+                ):
+                    self._clock.wait(self._look_due, self._look_at)
+                if self._closing and not self._table.waiting:
+                    return
+                late, due = self._table.overdue(now)
+                self._look_at = min(self._table.expire(now), due)
+                failed = [(request, withdrawn(request, now)) for request in late]
+                self._hand_out_locked(failed)
+            self._fail_waiting(failed)
 
     def sequence_statistics(self) -> SequenceStatistics:
         """Return counts since the start, and current sizes."""
@@ -334,7 +407,7 @@ class StatefulBatcher(Batcher):
         until = self._until(timeout)
         with self._sequences_lock:
             self._closing = True
-            self._closed.notify_all()
+            self._look_due.notify()
             # From a completion, it would wait for itself.
             if not self._workers.owns_current_thread and not self._none_waits_locked(until):
                 return False
@@ -347,7 +420,7 @@ class StatefulBatcher(Batcher):
             self.drain(timeout)
         with self._sequences_lock:
             self._closing = True
-            self._closed.notify_all()
+            self._look_due.notify()
         left = None if timeout is None else max(0.0, until - self._clock.now())
         ended = super().close(drain=drain, timeout=left)
         if threading.current_thread() is not self._reaper and not self._workers.owns_current_thread:

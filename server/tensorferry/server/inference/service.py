@@ -178,12 +178,9 @@ class InferenceService:
                     raise NotReadyError(SHUTTING_DOWN)
                 if match is None:
                     assert unmatched is not None
-                    goes_on = unmatched.model_of_sequence(retired, caller.name, stream)
-                    if goes_on is not None:
-                        match = unmatched.match(goes_on, None, generation)
-                    else:
-                        serving = self._registry.get(*unmatched.addressed)
-                        match = unmatched.match(serving, self._templates, generation)
+                    model = unmatched.model(self._registry, retired, caller.name, stream)
+                    serves = all(model is not each for each in retired)
+                    match = unmatched.match(model, self._templates if serves else None, generation)
                 template = match[0]
                 latest = min(deadline, now + template.timeout)
                 finish: Callable[[Any], None] = complete
@@ -229,6 +226,8 @@ class InferenceService:
                         run_soon(model.batcher)
                 else:
                     template.model.batcher.answer_without_run(pending, unmatched.empty_outputs)
+                if unmatched is not None:
+                    unmatched.accepted()
                 return pending
             except Exception as error:
                 if pending is not None:

@@ -19,7 +19,16 @@ from support.server.calling_models import Observed, World, request
 from support.server.rig import Replies, infer, response_of, signature, spec
 from support.server.rig import request as message
 
-from tensorferry.batcher import DeadlineExceeded, InstanceFailed, OutOfMemory, QueueFull, RunTimedOut, Shed
+from tensorferry.batcher import (
+    DeadlineExceeded,
+    InstanceFailed,
+    OutOfMemory,
+    QueueFull,
+    RunTimedOut,
+    Shed,
+    StatefulBatcher,
+    StateTensor,
+)
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.errors import (
     InvalidRequestError,
@@ -28,6 +37,7 @@ from tensorferry.server.errors import (
     NotReadyError,
     StepFailedError,
 )
+from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.server.status import StatusCode, status_of
 from tensorferry.serving import FP32, InvalidInput, model, submit
 from tensorferry.serving import infer as call
@@ -66,6 +76,14 @@ def test_a_version_can_be_asked_for(world: World) -> None:
     world.add("m", lambda inputs: {"y": -inputs["x"]}, VECTOR, version="2")
     assert world.call("m", {"x": X}, version="1")["y"].tolist() == [0, 2, 4]
     assert world.call("m", {"x": X})["y"].tolist() == [0, -1, -2]
+
+
+def test_a_model_with_states_is_not_called(world: World) -> None:
+    state = StateTensor("past", "next", np.zeros((1,), np.float32))
+    with StatefulBatcher(double, [state]) as batcher:
+        world.registry.mark_ready(Model("m", "1", VECTOR, 8, "", batcher))
+        with pytest.raises(InvalidInput, match="model 'm' keeps states of sequences"):
+            world.call("m", {"x": X[:1]})
 
 
 def test_a_call_has_the_latest_deadline_of_its_batch(world: World) -> None:

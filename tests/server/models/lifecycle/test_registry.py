@@ -78,6 +78,12 @@ def test_a_model_serves_while_its_replacement_is_loaded_or_fails() -> None:
     assert registry.get("m") is new, "the old one is not the one that is there"
     registry.mark_unloading(new)
     registry.mark_loading("m", "1")
+    assert registry.step_model("m") is new
+    registry.mark_unloaded(new)
+    with pytest.raises(NotReadyError, match="LOADING"):
+        registry.get("m")
+    registry.mark_ready(new)
+    registry.mark_unloading(new)
     registry.mark_failed("m", "1", "broken")
     assert registry.step_model("m") is new
     assert registry.mark_ready(old) is None, "the new one is being unloaded already"

@@ -47,7 +47,7 @@ class SequenceOptions:
     max_state_bytes: int = option(
         1 << 30,
         size(),
-        "with --state: most bytes of states of each model; further starts are rejected",
+        "with --state: most bytes of states of each model; further starts, and requests whose states grow above it, are rejected",
         per_model=True,
     )
     sequence_idle: float = option(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from tensorferry.batcher import BatcherClosed, DeadlineExceeded, OutOfMemory, Request
+from tensorferry.batcher import BatcherClosed, DeadlineExceeded, OutOfMemory, Request, StatefulBatcher
 from tensorferry.batcher.execution.futures import completion_of, propagate_cancel
 from tensorferry.server.errors import InvalidRequestError, LimitError, StepFailedError
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity
@@ -151,6 +151,10 @@ class _CallsOfBatch(AbstractContextManager[None]):
         if model.streams:
             raise InvalidRequestError(
                 f"model {model.name!r} answers in streams, so a function cannot call it; let it return its outputs"
+            )
+        if isinstance(model.batcher, StatefulBatcher):
+            raise InvalidRequestError(
+                f"model {model.name!r} keeps states of sequences, and a call of a function has no sequence; let clients call it"
             )
         graph.begin(self._caller, model.name)
         pending: PendingInference | None = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tensorferry.batcher import SequenceTag, StatefulBatcher
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.config.limits import RequestLimits
-from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.errors import InvalidRequestError, ServerError
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.pending_inference import PendingInference, SharedMemoryInference
 from tensorferry.server.inference.requests.codec import ResponseSpec, decode_request
@@ -20,7 +21,7 @@ from tensorferry.server.inference.requests.request_templates import (
 from tensorferry.server.inference.responses.response_size import check_response_size
 from tensorferry.server.inference.responses.responses import id_field_of
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 from tensorferry.server.observability.tracing.trace import RequestTrace
 from tensorferry.server.runtime.axes.no_rows import empty_outputs
 from tensorferry.server.wire import structure
@@ -29,7 +30,7 @@ from tensorferry.server.wire.receiving import parse
 
 
 class UnmatchedRequest:
-    """One request, read in the order `parse`, `match`, `pending`. Each of them may raise.
+    """One request, read in the order `parse`, `model`, `match`, `pending`. Each of them may raise. `accepted` is last.
 
     `request_id` and `addressed` (name and version of the model) hold what is known so far, for the error reply.
     `empty_outputs` are the outputs of a request without rows, for which no model runs. Not thread-safe.
@@ -44,6 +45,8 @@ class UnmatchedRequest:
         self._lease = RegionLease(regions)
         self._message: pb.ModelInferRequest
         self._response_spec: ResponseSpec
+        # What the request begins again with the model that serves, although an older one may have it.
+        self._begun_again: list[tuple[StatefulBatcher, SequenceTag]] = []
 
     @property
     def uses_shared_memory(self) -> bool:
@@ -61,29 +64,32 @@ class UnmatchedRequest:
         self.request_id = self._message.id
         self.addressed = self._message.model_name, self._message.model_version
 
-    def model_of_sequence(self, retired: Sequence[Model], client: str, stream: object) -> Model | None:
-        """Return the model that goes on with the request's sequence although it serves no more; None if there is none.
+    def model(self, registry: ModelRegistry, retired: Sequence[Model], client: str, stream: object) -> Model:
+        """Return the newest model that knows the request's sequence, also of the retired ones; else the one that serves.
 
-        A sequence that begins again ends there.
+        Raises as `ModelRegistry.get` does.
         """
         name, version = self.addressed
         sequence = read_parameters(self._message).sequence if retired else None
-        if sequence is None:
-            return None
-        for model in retired:
-            batcher = model.batcher
-            if (
-                model.name != name
-                or version not in ("", model.version)
-                or not isinstance(batcher, StatefulBatcher)
-            ):
-                continue
+        if sequence is not None:
             tag = SequenceTag(sequence.id, client, stream)
-            if sequence.start:
-                batcher.end_sequence(tag)
-            elif batcher.lives(tag):
-                return model
-        return None
+            models = [each for each in retired if each.name == name and version in ("", each.version)]
+            if not sequence.start:
+                with suppress(ServerError):
+                    models.append(registry.get(name, version))
+            for model in reversed(models):
+                if not isinstance(model.batcher, StatefulBatcher):
+                    continue
+                if sequence.start:
+                    self._begun_again.append((model.batcher, tag))
+                elif model.batcher.knows(tag):
+                    return model
+        return registry.get(name, version)
+
+    def accepted(self) -> None:
+        """End the older sequences in whose place the request has begun one. Not before, because one that is refused ends none."""
+        for batcher, tag in self._begun_again:
+            batcher.end_sequence(tag)
 
     def match(self, model: Model, templates: RequestTemplateCache | None, generation: int) -> Match:
         """Decode the request for its model, and return its template and what is its own. Without `templates` none is kept."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tensorferry.batcher import BatcherSettings
+from tensorferry.batcher import BatcherSettings, StatefulBatcher
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
@@ -157,11 +157,16 @@ def _composing_model(ensemble: str, named: NamedModel, context: LoadContext) -> 
         raise StartError(
             f"ensemble {ensemble!r} depends on {named.name!r}, which does not serve: {error}"
         ) from None
-    _check_rows_are_first(ensemble, model)
+    _check_fits_a_step(ensemble, model)
     return model
 
 
-def _check_rows_are_first(user: str, model: Model) -> None:
+def _check_fits_a_step(user: str, model: Model) -> None:
+    if isinstance(model.batcher, StatefulBatcher):
+        raise StartError(
+            f"model {user!r} has {model.name!r} as a step, which keeps states of sequences; a step has no sequence: let clients "
+            f"call {model.name!r} directly, or serve it without --state and sequence_batching"
+        )
     for name, axis in model.signature.batch_axes.items():
         raise StartError(
             f"model {user!r} has {model.name!r} as a step, whose tensor {name!r} has its rows on axis {axis}; steps exchange "
@@ -210,7 +215,7 @@ def _place_step(
             raise StartError(
                 f"pipeline {declared.name!r}, step {step.model!r}: that model answers in streams, which a step cannot do"
             )
-        _check_rows_are_first(declared.name, model)
+        _check_fits_a_step(declared.name, model)
         used = ModelReference(step.model, "", replace(model.signature, optional=()), model.batched)
         return place(step.model, model.signature, step.inputs, step.outputs, used=used)
     tensors = {tensor: tensor for tensor in ragged if tensor not in step.inputs} | dict(step.inputs)

@@ -6,7 +6,7 @@ import enum
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tensorferry.batcher import AnswerCache, Batcher, Padding, Pipeline, Request, StageModel, StatefulBatcher
 from tensorferry.protos.model_config_pb2 import ModelConfig
@@ -120,7 +120,8 @@ class Model:
 class RegistryEntry:
     """The state of a version, its model while it is loaded, and the reason if it is unavailable.
 
-    `public_reason` is the reason without paths of the server, for callers without permission to control models.
+    `public_reason` is the reason without paths of the server, for callers without permission to control models. `after` is the
+    entry that follows an unloading one, if the version is loaded again meanwhile.
     """
 
     name: str
@@ -129,6 +130,7 @@ class RegistryEntry:
     model: Model | None = None
     reason: str = ""
     public_reason: str = ""
+    after: RegistryEntry | None = None
 
     @property
     def is_unloaded(self) -> bool:
@@ -166,14 +168,10 @@ class ModelRegistry:
         self._complete = True
 
     def mark_loading(self, name: str, version: str) -> None:
-        """Record that a version is being loaded. If it is ready, it serves until it is replaced.
-
-        If it is being unloaded, it still runs steps, so it stays until then.
-        """
+        """Record that a version is being loaded. If it is ready, it serves until it is replaced."""
         with self._lock:
-            if not self._runs_locked(name, version):
-                broken = self._failed_model_locked(name, version)
-                self._put_locked(RegistryEntry(name, version, ModelState.LOADING, broken))
+            broken = self._failed_model_locked(name, version)
+            self._put_unless_it_runs_locked(RegistryEntry(name, version, ModelState.LOADING, broken))
 
     def mark_ready(self, model: Model) -> Model | None:
         """Let a version accept requests. Returns the model that it replaces, if the caller is to unload that."""
@@ -195,15 +193,15 @@ class ModelRegistry:
         return True
 
     def mark_failed(self, name: str, version: str, reason: str, public_reason: str | None = None) -> None:
-        """Record that a version could not be loaded. If it is ready or being unloaded, it goes on.
+        """Record that a version could not be loaded. If it is ready, it continues to serve.
 
         The default of `public_reason` is `reason`.
         """
         with self._lock:
-            if not self._runs_locked(name, version):
-                broken = self._failed_model_locked(name, version)
-                public = reason if public_reason is None else public_reason
-                self._put_locked(RegistryEntry(name, version, ModelState.UNAVAILABLE, broken, reason, public))
+            broken = self._failed_model_locked(name, version)
+            public = reason if public_reason is None else public_reason
+            entry = RegistryEntry(name, version, ModelState.UNAVAILABLE, broken, reason, public)
+            self._put_unless_it_runs_locked(entry)
 
     def health_changed(self, health: InstanceHealth) -> None:
         """Update whether a model accepts requests after its instances failed or recovered."""
@@ -242,7 +240,8 @@ class ModelRegistry:
                 f"{begin} ({entry.reason})" if entry.reason else begin,
                 f"{begin} ({entry.public_reason})" if entry.public_reason else begin,
             )
-        incompatibility = used.incompatibility(entry.model.signature, batched=entry.model.batched)
+        model = entry.model
+        incompatibility = used.incompatibility(model.signature, model.batcher, batched=model.batched)
         reason = (
             f"its steps need {which}, which was replaced by one that does not fit them: {incompatibility}"
             if incompatibility
@@ -312,15 +311,18 @@ class ModelRegistry:
         with self._lock:
             entry = self._entries.get(model.name, {}).get(model.version)
             if entry is not None and entry.model is model:
-                self._put_locked(
-                    RegistryEntry(
-                        model.name, model.version, ModelState.UNAVAILABLE, None, _UNLOADED, _UNLOADED
-                    )
-                )
+                which = (model.name, model.version)
+                unloaded = RegistryEntry(*which, ModelState.UNAVAILABLE, None, _UNLOADED, _UNLOADED)
+                self._put_locked(entry.after or unloaded)
 
-    def _runs_locked(self, name: str, version: str) -> bool:
-        entry = self._entries.get(name, {}).get(version)
-        return entry is not None and entry.state in (ModelState.READY, ModelState.UNLOADING)
+    def _put_unless_it_runs_locked(self, entry: RegistryEntry) -> None:
+        """Put the entry of a version that is loaded, now or once it is unloaded; not in place of one that is ready."""
+        now = self._entries.get(entry.name, {}).get(entry.version)
+        if now is not None and now.state is ModelState.UNLOADING:
+            # It still runs steps of requests that were accepted.
+            self._put_locked(replace(now, after=entry))
+        elif now is None or now.state is not ModelState.READY:
+            self._put_locked(entry)
 
     def _put_locked(self, entry: RegistryEntry) -> None:
         self._entries.setdefault(entry.name, {})[entry.version] = entry
@@ -411,7 +413,8 @@ class ModelRegistry:
                 now = self._used_locked(used)
                 if now is None or now.state is not ModelState.READY or now.model is None:
                     continue
-                if used.incompatibility(now.model.signature, batched=now.model.batched):
+                model = now.model
+                if used.incompatibility(model.signature, model.batcher, batched=model.batched):
                     return True
             return False
 

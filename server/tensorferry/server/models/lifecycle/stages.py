@@ -307,7 +307,7 @@ def _stage_of_model(planned: PlannedStage, used: ModelReference, context: LoadCo
         nonlocal fits
         model = context.step_model(used.name, used.version)
         if model.signature is not fits:
-            if reason := used.incompatibility(model.signature, batched=model.batched):
+            if reason := used.incompatibility(model.signature, model.batcher, batched=model.batched):
                 raise NotReadyError(
                     f"model {used.name!r} was replaced by one that does not fit the steps that name it: {reason}"
                 )

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tensorferry.batcher import Batcher, InvalidRequest, Padding, Pipeline, StageModel, Tensor
+from tensorferry.batcher import (
+    Batcher,
+    InvalidRequest,
+    Padding,
+    Pipeline,
+    StageModel,
+    StatefulBatcher,
+    Tensor,
+)
 from tensorferry.server.runtime.axes.empty_axes import EmptyAxes
 from tensorferry.server.signature import Signature, TensorSpec
 
@@ -22,9 +30,11 @@ class ModelReference:
     signature: Signature
     batched: bool
 
-    def incompatibility(self, signature: Signature, *, batched: bool) -> str:
-        """Return why a model with this signature cannot run the step; "" if it can."""
+    def incompatibility(self, signature: Signature, batcher: Batcher | Pipeline, *, batched: bool) -> str:
+        """Return why a model with this signature and batcher cannot run the step; "" if it can."""
         mine = self.signature
+        if isinstance(batcher, StatefulBatcher):
+            return "it keeps states of sequences now, and a step has no sequence"
         if batched != self.batched:
             return "it has an axis of rows now" if batched else "it has no axis of rows any more"
         given = signature.with_given_inputs({spec.name for spec in mine.inputs})
