@@ -107,7 +107,7 @@ def test_a_connection_that_ends_with_its_response_ends_after_the_last_event(
 
 
 def test_a_client_that_reads_no_events_is_ended(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(connections, "_IDLE_SECONDS", 1.0)
     monkeypatch.setattr("tensorferry.server.transport.http.server._SWEEP_SECONDS", 0.01)
     client, application = serve([LARGE], at_once=False, ends=False)
     client.send(get("/"))
