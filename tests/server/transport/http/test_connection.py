@@ -228,6 +228,19 @@ def test_a_draining_server_ends_connections_after_their_answers(served: ServedHt
         served.client()
 
 
+def test_a_draining_server_answers_a_client_that_has_just_connected(
+    served: ServedHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_NEW_SECONDS", PATIENCE)
+    client = served.client()
+    until(lambda: served.server.connections == 1)
+    served.server.begin_drain()
+    until(lambda: served.server.draining)
+    client.send(get("/v2/health/live"))
+    assert client.read().headers["connection"] == "close"
+    assert client.ended()
+
+
 def test_a_client_that_does_not_read_is_counted_and_given_up(serve: Serve) -> None:
     served = serve(max_unsent_bytes=1 << 20)
     served.service.answer_at_once = lambda request_id: success(request_id, 8 << 20)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ class Events:
         self.cancelled = threading.Event()
 
     def __call__(self, loop: asyncio.AbstractEventLoop, on_loop: Callable[[Any], None]) -> Events:
+        self._on_loop = on_loop
         return self
 
     def route(self, method: str, path: str, fields: Mapping[str, str]) -> Routed:
@@ -52,9 +54,11 @@ class Events:
         while events:
             event = events.pop(0)
             assert exchange.count_unread(len(event)) is None
-            sent = (lambda: None) if self._at_once else lambda: self._send(exchange, events)
-            exchange.send_event(event, sent)
-            if not self._at_once:
+            if self._at_once:
+                exchange.send_event(event, lambda: None)
+            else:
+                # Later, because an event can be sent within the call.
+                exchange.send_event(event, partial(self._on_loop, partial(self._send, exchange, events)))
                 return
         if self._ends:
             exchange.respond(b"")

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _ARRIVAL_SECONDS, _LEAST_BYTES_PER_SECOND = 30.0, 64 << 10
 # A connection without a request is closed after this time, as nginx does.
 _IDLE_SECONDS = 75.0
+# A connection without a request may get its first one for so long, also while the server drains: a client has just made it.
+_NEW_SECONDS = 1.0
 # After an error before the end of a request, its rest is read, so that the client reads the answer before a reset.
 _DISCARD_BYTES, _DISCARD_SECONDS = 1 << 20, 2.0
 # Bytes of further requests that are kept while one is answered.
@@ -113,6 +115,8 @@ class Connection(asyncio.Protocol):
         self._unsent = 0
         # Whether the connection is closed once everything is sent.
         self._ends = False
+        # Whether a request has arrived.
+        self._served = False
         # Bytes that may still be read and thrown away before the connection is closed; None while it is in use.
         self._discard: int | None = None
 
@@ -157,6 +161,11 @@ class Connection(asyncio.Protocol):
     def idle(self) -> bool:
         """Whether no request is answered or arrives."""
         return self._exchange is None and self._head is None and not self._data
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the client has just connected, and sent nothing yet."""
+        return self.idle and not self._served and time.monotonic() - self._since < _NEW_SECONDS
 
     @property
     def busy(self) -> bool:
@@ -251,6 +260,7 @@ class Connection(asyncio.Protocol):
 
     def _complete(self, head: Head, body: bytes, rest: bytes) -> None:
         self._data = rest
+        self._served = True
         self._exchange = exchange = Exchange(self, head)
         self._owner.serve(exchange, body)
 
@@ -407,8 +417,8 @@ class Connection(asyncio.Protocol):
             self._fail(HttpError(408, f"the request did not arrive within {self._allowed_seconds:.0f} s"))
 
     def end_if_idle(self) -> None:
-        """Close the connection, unless a request is in progress."""
-        if self.idle and not self._writes_wait:
+        """Close the connection, unless a request is in progress, or the first one is still to come."""
+        if self.idle and not self.is_new and not self._writes_wait:
             self._transport.close()
 
     def abort(self) -> None:

@@ -109,7 +109,7 @@ class HttpServer:
         self._connections: dict[Connection, None] = {}
         self._per_address: Counter[str] = Counter()
         self._accepting: asyncio.Server | None = None
-        self._closing = False
+        self._drains = self._closing = False
         self._sent = threading.Event()
         self._started = threading.Event()
         self._backoff = RestartBackoff()
@@ -160,6 +160,10 @@ class HttpServer:
         now = time.monotonic()
         for connection in list(self._connections):
             connection.sweep(now)
+        if self._drains:
+            self._end_idle()
+        if self._closing:
+            self._report_sent()
 
     def on_loop(self, call: Callable[[], None]) -> None:
         """Call a function on the loop's thread, unless it has ended. Thread-safe."""
@@ -216,9 +220,12 @@ class HttpServer:
         self.on_loop(self._begin_drain)
 
     def _begin_drain(self) -> None:
-        self.draining = True
+        self.draining = self._drains = True
         if self._accepting is not None:
             self._accepting.close()
+        self._end_idle()
+
+    def _end_idle(self) -> None:
         for connection in list(self._connections):
             connection.end_if_idle()
 
@@ -238,7 +245,7 @@ class HttpServer:
         self._report_sent()
 
     def _report_sent(self) -> None:
-        if not any(connection.busy for connection in self._connections):
+        if not any(connection.busy or connection.is_new for connection in self._connections):
             self._sent.set()
 
 
