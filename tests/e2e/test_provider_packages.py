@@ -7,12 +7,17 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
+import pytest
 from polling import PATIENCE
 from support.processes.server import command, environment, running
 from support.wire.programs import CLIENTS, needs
 
 from tensorferry.client import InferenceClient
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(onnxruntime, "register_execution_provider_library"), reason="onnxruntime is too old"
+)
 PROVIDERS = CLIENTS / "providers"
 OPTIONS = ("--providers", "onnxruntime-ep-openvino", "--device", "cpu")
 IMAGES = np.random.default_rng(0).integers(0, 17, (20, 8, 8), np.uint8)
