@@ -1,4 +1,4 @@
-"""Functions that yield, on a real server: each item is an answer, and the function stops when nobody reads."""
+"""Functions that yield, on a real server: each item is an answer. A function stops when nobody reads."""
 
 from __future__ import annotations
 

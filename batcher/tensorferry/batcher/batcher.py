@@ -88,9 +88,9 @@ class Batcher(Submitter):
 
     Latency bound
         If no request has a deadline, a request of one row starts after at most the batches now running and ⌈rows ahead /
-        rows of a full batch⌉ further ones, after its window if there is one. Batches that try a smaller
-        size take at most a fifth of the time, in addition. If requests have up to r rows, up to r - 1 places of a batch stay empty: divide by
-        the rows of a full batch - r + 1. This holds for each kind of request that may share a batch.
+        rows of a full batch⌉ further ones, after its window if there is one. Batches that try a smaller size take at most a
+        fifth of the time, in addition. If requests have up to r rows, up to r - 1 places of a batch stay empty: divide by the
+        rows of a full batch - r + 1. This holds for each kind of request that may share a batch.
 
     Priority classes
         `priority_weights` gives the classes, the highest first. If all have requests queued, they share the rows by

@@ -2,7 +2,7 @@
 
 A request is in flight from `add` until its outcome is taken, so the limit also bounds the
 outcomes that a slow consumer has not taken. Answers are matched by request id, in any order.
-A model that answers in streams gives a request several, the last of which may have no outputs.
+A model that answers in streams gives several to a request. The last one may have no outputs.
 Not thread-safe: the owner guards it.
 """
 

@@ -97,7 +97,7 @@ class ServerSlot:
         return self.name if self.child is None else f"{self.name} (process {self.child.pid})"
 
     def described(self) -> Mapping[str, Any]:
-        """Return what all processes are told of it. A child that is `waiting` has not been started yet."""
+        """Return the fields that describe it to all processes. A child that is `waiting` has not been started yet."""
         if self.child is not None:
             state = "serving" if self.serving else "starting"
         else:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelOptimizationPolicy
-from tensorferry.server.config.option_groups.devices import MOST_THREADS
+from tensorferry.server.config.option_groups.devices import MOST_THREADS, PROVIDER_PACKAGE
 from tensorferry.server.config.parsers import positive_number
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
@@ -99,12 +98,9 @@ _PRIORITIES = {
 }
 
 
-_PACKAGE = re.compile(r"onnxruntime-ep-[a-z0-9-]+")
-
-
 def is_package(provider: str) -> bool:
     """Return whether this names a package with providers, such as onnxruntime-ep-openvino."""
-    return _PACKAGE.fullmatch(provider) is not None
+    return PROVIDER_PACKAGE.fullmatch(provider) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,9 @@ MOST_INSTANCES = 64
 # Limit for the threads of a session. ONNX Runtime's threads spin while they wait: starting 512 on two cores takes ten
 # seconds and nearly blocks the machine.
 MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))
-_PROVIDER = re.compile(r"tensorrt|openvino|onnxruntime-ep-[a-z0-9-]+")
+_PROVIDERS = ("tensorrt", "openvino")
+# Names of packages with execution providers of their own.
+PROVIDER_PACKAGE = re.compile(r"onnxruntime-ep-[a-z0-9-]+")
 
 
 def _parse_device(text: str) -> str:
@@ -51,7 +53,8 @@ def _format_graph_sizes(value: tuple[int, ...] | None) -> str:
 
 def _parse_providers(text: str) -> tuple[str, ...]:
     providers = tuple(name.strip().lower() for name in text.split(","))
-    if not all(map(_PROVIDER.fullmatch, providers)) or len(set(providers)) < len(providers):
+    known = all(name in _PROVIDERS or PROVIDER_PACKAGE.fullmatch(name) for name in providers)
+    if not known or len(set(providers)) < len(providers):
         raise ValueError
     return providers
 

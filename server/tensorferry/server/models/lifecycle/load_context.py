@@ -32,8 +32,8 @@ class LoadContext:
 
     `devices` has the device that was chosen for each value of --device; the CPU for others. Without a `watchdog`, hanging
     runs are not detected, and deadlines do not end streams of answers. `on_health_change` and `on_device_lost` are `changed`
-    and `lost` of `InstanceHealth`, `response_hook` and `batch_started` as in `Batcher`. `calls` makes what functions call other models through. `get_model`
-    and `step_model` are as `get` and `step_model` of `ModelRegistry`.
+    and `lost` of `InstanceHealth`, `response_hook` and `batch_started` as in `Batcher`. `calls` makes what functions call other
+    models through. `get_model` and `step_model` are as `get` and `step_model` of `ModelRegistry`.
     """
 
     config: ServerConfig
