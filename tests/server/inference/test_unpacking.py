@@ -135,18 +135,25 @@ def test_without_threads_a_request_is_served_at_once() -> None:
     assert len(rig.served) == 1
 
 
-@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
-def test_other_requests_are_answered_while_one_is_decompressed(
-    start: Make, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+@pytest.fixture
+def slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Events of the server's decompression: it has begun, and it may go on."""
     begun, go_on = threading.Event(), threading.Event()
 
-    def slowly(data: bytes, most: int) -> bytes:
+    def wait(data: bytes, most: int) -> bytes:
         begun.set()
         assert go_on.wait(PATIENCE)
         return decompress(data, most)
 
-    monkeypatch.setattr(service, "decompress", slowly)
+    monkeypatch.setattr(service, "decompress", wait)
+    return begun, go_on
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_other_requests_are_answered_while_one_is_decompressed(
+    start: Make, slowly: tuple[threading.Event, threading.Event], method: str
+) -> None:
+    begun, go_on = slowly
     app = start()
     message = request({"x": np.ones((1, 3), np.float32)}).SerializeToString()
     with Connection(app.address, PATIENCE) as connection, grpc.insecure_channel(app.address) as channel:
@@ -165,17 +172,10 @@ def test_other_requests_are_answered_while_one_is_decompressed(
 
 
 def test_a_request_does_not_overtake_the_compressed_one_before_it(
-    start: Make, monkeypatch: pytest.MonkeyPatch
+    start: Make, slowly: tuple[threading.Event, threading.Event]
 ) -> None:
     """gRPC sends a message uncompressed if it would not shrink."""
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slowly(data: bytes, most: int) -> bytes:
-        begun.set()
-        assert go_on.wait(PATIENCE)
-        return decompress(data, most)
-
-    monkeypatch.setattr(service, "decompress", slowly)
+    begun, go_on = slowly
     app = start()
     first, second = (request({"x": np.ones((1, 3), np.float32)}, id=id).SerializeToString() for id in "ab")
     with Connection(app.address, PATIENCE) as connection:
