@@ -255,5 +255,6 @@ def test_counts_and_answers_under_many_threads(make: Make) -> None:
     assert not wrong
     found = cache.statistics()
     assert found.nbytes <= 2000
-    assert 0 < found.hits + found.misses <= 32 * 50
-    assert found.hits > found.misses
+    assert found.hits + found.misses <= 32 * 50
+    assert found.hits > 0
+    assert found.misses > 0
