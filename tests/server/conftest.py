@@ -23,6 +23,7 @@ from tensorferry.server.models.lifecycle import loader
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.server.onnx.loading import loading as onnx_loading
+from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.runtime.files import fp16
 from tensorferry.server.runtime.session import Session
@@ -78,13 +79,20 @@ def load(tmp_path: Path) -> Iterator[Load]:
     loaded: list[Model] = []
 
     def make(
-        build: Callable[[Path], Path], config: str | None = None, *, name: str = "m", **options: Any
+        build: Callable[[Path], Path],
+        config: str | None = None,
+        *,
+        name: str = "m",
+        new_budget: Callable[[], LoadBudget] = LoadBudget,
+        **options: Any,
     ) -> Model:
         parsed = parse_config(config, "test") if config is not None else None
         source = ModelSource(name, build(tmp_path / "m.onnx"), config=parsed)
         options_of_server = ServerConfig((source,), **options)
         devices = {options_of_server.device: choose_device(options.get("device", "cpu"))}
-        loaded.append(loader.load_model(source, LoadContext(options_of_server, devices)))
+        loaded.append(
+            loader.load_model(source, LoadContext(options_of_server, devices, new_budget=new_budget))
+        )
         return loaded[-1]
 
     yield make

@@ -35,7 +35,7 @@ from tensorferry.server.methods.shared_memory import SharedMemoryMethods
 from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.methods.trace_settings import TraceSettingsMethods
 from tensorferry.server.models.lifecycle.draining import wait_until_idle
-from tensorferry.server.models.lifecycle.idle_layouts import IdleLayouts
+from tensorferry.server.models.lifecycle.idle_work import IdleWork
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
@@ -48,6 +48,7 @@ from tensorferry.server.observability.monitoring.metrics.metrics import ServerSt
 from tensorferry.server.observability.monitoring.processes import ProcessStatus
 from tensorferry.server.observability.tracing.wiring import RequestTelemetry
 from tensorferry.server.processes.peers import Peers
+from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.checks.trial_runs import loads_still_run
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.runtime.files.op_libraries import server_libraries
@@ -140,7 +141,7 @@ class App:
             sequence_seconds=config.drain_seconds,
             loading=self._loading,
         )
-        self._idle_layouts = IdleLayouts(config, self.registry, self._load_model, self._control.replace)
+        self._idle_work = IdleWork(config, self.registry, self._load, self._control.replace)
         self._extensions = self._build_extensions(log_output)
         self._transports = TransportState(config)
         self._grpc = GrpcServer(
@@ -326,8 +327,7 @@ class App:
         sources = declared_sources(given)
         self._control.start(sources, names, strict=config.exit_on_error)
         self.registry.mark_complete()
-        if None in config.values("instances"):
-            self._idle_layouts.start()
+        self._idle_work.start()
         self._publish_health()
         if config.model_control == "none":
             models = self.registry.models()
@@ -366,7 +366,7 @@ class App:
 
     def _begin_drain(self) -> None:
         self._service.begin_drain()
-        self._idle_layouts.end()
+        self._idle_work.end()
         if self._http is not None:
             self._http.begin_drain()
         self._grpc.begin_drain()
@@ -383,7 +383,7 @@ class App:
         # All at once, because a function ends only when what it waits for in another model has ended.
         for model in self.registry.models():
             model.batcher.close(drain=False, timeout=0.0)
-        ended = [self._idle_layouts.close(grace), self._control.close(grace)]
+        ended = [self._idle_work.close(grace), self._control.close(grace)]
         for model in self.registry.models():
             ended.append(model.batcher.close(drain=False, timeout=grace))
             model.release()
@@ -401,6 +401,11 @@ class App:
         return all(ended) and not loads_still_run()
 
     def _load_model(self, source: ModelSource) -> Model:
+        model = self._load(source, LoadBudget)
+        self._idle_work.add(model)
+        return model
+
+    def _load(self, source: ModelSource, new_budget: Callable[[], LoadBudget]) -> Model:
         context = LoadContext(
             self.config,
             self._devices,
@@ -412,12 +417,10 @@ class App:
             calls=self._calls.of_batch,
             get_model=self.registry.get,
             step_model=self.registry.step_model,
+            new_budget=new_budget,
         )
         with self._loading():
-            model = load_model(source, context)
-        if model.open_layout is not None:
-            self._idle_layouts.add(model)
-        return model
+            return load_model(source, context)
 
     def _health_changed(self, health: InstanceHealth) -> None:
         self.registry.health_changed(health)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import math
 import threading
 import weakref
 from collections.abc import Mapping
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
 from tensorferry.server.models.lifecycle import loader
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.onnx.inspection.inspection import Wanted, inspect_model
-from tensorferry.server.onnx.loading import preparation
 from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.checks.trial_runs import loads_still_run
 from tensorferry.server.runtime.recovery.watchdog import Watchdog
@@ -124,16 +123,13 @@ def test_a_model_whose_comparison_takes_too_long_is_batched_after_an_inspection(
     config: str | None,
     load: Load,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    unlimited = LoadBudget(math.inf)
-    monkeypatch.setattr(LoadBudget, "allows", lambda self, rows, **_: self is unlimited)
-    model = load(mixing.hashed, config, max_batch_size=8)
+    no_time = partial(LoadBudget, clock=count(step=100).__next__)
+    model = load(mixing.hashed, config, max_batch_size=8, new_budget=no_time)
     assert model.batching_verdict == "refused"
     assert "its rows are not compared, because that takes longer than a load may" in caplog.text
-    assert "run `tensorferry inspect MODEL` once with the server's options" in caplog.text
-    monkeypatch.setattr(preparation, "LoadBudget", lambda least=0.0: unlimited if least else LoadBudget())
+    assert "run `tensorferry inspect MODEL` with the server's options" in caplog.text
     parsed = None if config is None else parse_config(config, "test")
     source = ModelSource("named", tmp_path / "m.onnx", config=parsed)
     (inspected,) = inspect_model(source, ServerConfig((source,), max_batch_size=8), Wanted(measure=False))

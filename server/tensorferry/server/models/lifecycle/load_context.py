@@ -11,6 +11,7 @@ from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import NotFoundError
 from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.server.python.steps.stage_function import CallsOfBatch, no_calls
+from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.recovery.instance_health import InstanceHealth
 from tensorferry.server.runtime.recovery.watchdog import Watchdog
 
@@ -33,7 +34,8 @@ class LoadContext:
     `devices` has the device that was chosen for each value of --device; the CPU for others. Without a `watchdog`, hanging
     runs are not detected, and deadlines do not end streams of answers. `on_health_change` and `on_device_lost` are `changed`
     and `lost` of `InstanceHealth`, `response_hook` and `batch_started` as in `Batcher`. `calls` makes what functions call other
-    models through. `get_model` and `step_model` are as `get` and `step_model` of `ModelRegistry`.
+    models through. `get_model` and `step_model` are as `get` and `step_model` of `ModelRegistry`. `new_budget` is as in
+    `prepare_model`.
     """
 
     config: ServerConfig
@@ -46,3 +48,4 @@ class LoadContext:
     calls: CallsOfBatch = no_calls
     get_model: FindModel = _no_model
     step_model: FindModel = _no_model
+    new_budget: Callable[[], LoadBudget] = LoadBudget

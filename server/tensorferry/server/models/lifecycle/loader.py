@@ -83,7 +83,11 @@ def _load_model(source: ModelSource, context: LoadContext) -> Model:
     plan = replace(plan, signature=step.signature)
     _warn_about_unreachable_batches(source.name, step, context.config.for_model(source.name))
     model = _model(source, plan, context, step.config, step.decision.verdict, step.batching)
-    return replace(model, open_layout=source) if step.open_layout else model
+    return replace(
+        model,
+        open_layout=source if step.open_layout else None,
+        open_checks=source if step.open_checks else None,
+    )
 
 
 def _load_pipeline(source: ModelSource, declared: PipelineModel, context: LoadContext) -> Model:
@@ -250,7 +254,15 @@ def _load_step(
     device = context.devices.get(config.device, "cpu")
     # Steps of a pipeline exchange tensors with the rows on axis 0.
     moves_axes = ragged is None
-    return load_onnx_step(source, config, device, context.watchdog, ragged or {}, moves_axes=moves_axes)
+    return load_onnx_step(
+        source,
+        config,
+        device,
+        context.watchdog,
+        ragged or {},
+        moves_axes=moves_axes,
+        new_budget=context.new_budget,
+    )
 
 
 def declared_onnx(

@@ -66,7 +66,8 @@ class Model:
     of a request may have length zero. `steps` describes what a batch runs through, and `uses` has the other models that its
     steps name. `release` ends what its instances started, after the batcher is closed. `task` is what it does with texts.
     `stage` is how steps of other models run this one. If it `streams`, a request has any number of answers.
-    `cache` keeps answers, if any are kept. `open_layout` is its source if its layout of the cores is to be measured.
+    `cache` keeps answers, if any are kept. `open_layout` is its source if its layout of the cores is to be measured,
+    `open_checks` if comparing its rows takes longer than a load may.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Model:
     streams: bool = False
     cache: AnswerCache | None = None
     open_layout: ModelSource | None = field(default=None, compare=False, repr=False)
+    open_checks: ModelSource | None = field(default=None, compare=False, repr=False)
     stage: StageModel = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

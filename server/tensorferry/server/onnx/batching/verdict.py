@@ -162,8 +162,8 @@ def unfinished(unknown: str, working_size: int | None, seconds: Mapping[int, flo
         f"{unknown}"
     )
     remedy = (
-        "run `tensorferry inspect MODEL` once with the server's options, which compares its rows and keeps the result for "
-        "the next load"
+        "wait until the server has had no request for five seconds, when it compares its rows, or run `tensorferry inspect "
+        "MODEL` with the server's options before its start"
     )
     return BatchingFinding(
         BatchingVerdict.REFUSED, reason, working_size, remedies=(remedy,), seconds=seconds, lasting=False

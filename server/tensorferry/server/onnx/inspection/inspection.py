@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource, ServerConfig
@@ -29,6 +31,7 @@ from tensorferry.server.onnx.measuring.batch_times import BatchTime
 from tensorferry.server.onnx.measuring.core_layouts import Layout, layouts_of
 from tensorferry.server.onnx.measuring.measurements import Measurements, lengths_of, measure_file
 from tensorferry.server.onnx.measuring.measuring_child import MeasuredModel
+from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.signature import Signature
 from tensorferry.server.system.cores import usable_cores
@@ -120,7 +123,7 @@ def _inspect_file(source: ModelSource, config: ServerConfig, wanted: Wanted) -> 
     device = choose_device(config.device)
     with ExitStack() as scratch:
         # No request waits, so rows are compared to the end.
-        prepared = prepare_model(source, config, device, scratch, unlimited=True)
+        prepared = prepare_model(source, config, device, scratch, new_budget=partial(LoadBudget, math.inf))
         if wanted.write_batched is not None:
             _write_batched(prepared, wanted.write_batched)
         signature, settings = prepared.io_mapping.signature, prepared.settings

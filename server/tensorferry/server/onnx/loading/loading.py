@@ -27,6 +27,7 @@ from tensorferry.server.onnx.loading.session_factory import SessionFactory, Warm
 from tensorferry.server.onnx.loading.warmup_samples import warmup_samples
 from tensorferry.server.onnx.probes.empty_axes_probe import EmptyAxesProbe, ProbedModel
 from tensorferry.server.python.steps.loaded_step import LoadedStep, StepInstance, WarmupTime
+from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.checks.sampling import Array, varies, working_size
 from tensorferry.server.runtime.files.fp16 import accuracy_inputs, check_accuracy, model_file
 from tensorferry.server.runtime.files.onnx_file import has_steady_run_time
@@ -44,6 +45,9 @@ _log = logging.getLogger("tensorferry.server")
 # Rows of a random input that is run in both FP16 and FP32.
 _FP16_CHECK_ROWS = 4
 
+# Verdicts that a longer comparison could not change.
+_SETTLED = ("proved", "tested")
+
 _NO_RAGGED_INPUTS: Mapping[str, RaggedInput] = MappingProxyType({})
 
 _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
@@ -57,15 +61,18 @@ def load_onnx_step(
     ragged: Mapping[str, RaggedInput] = _NO_RAGGED_INPUTS,
     *,
     moves_axes: bool,
+    new_budget: Callable[[], LoadBudget] = LoadBudget,
 ) -> LoadedStep:
     """Load an ONNX model and check it. StartError names the file and the reason.
 
-    `ragged` has inputs that a function of the same pipeline makes, with rows of different lengths. `moves_axes` is as in
-    `prepare_model`.
+    `ragged` has inputs that a function of the same pipeline makes, with rows of different lengths. `moves_axes` and
+    `new_budget` are as in `prepare_model`.
     """
     started = time.monotonic()
     with ExitStack() as scratch:
-        prepared = prepare_model(source, config, device, scratch, moves_axes=moves_axes)
+        prepared = prepare_model(
+            source, config, device, scratch, new_budget=new_budget, moves_axes=moves_axes
+        )
         settings, io_mapping = prepared.settings, prepared.io_mapping
         config = with_default_padding(config, source.name, io_mapping.signature, ragged)
         loaded = _load_sessions(source, config, prepared)
@@ -118,6 +125,7 @@ def load_onnx_step(
         and replacing_library(settings.ort_options.op_libraries) is None
         and has_steady_run_time(source.path),
         open_layout=prepared.layouts.open,
+        open_checks=prepared.budget.ran_out and prepared.batching.verdict not in _SETTLED,
         impure=_impurity(source.path, settings.ort_options.op_libraries),
     )
 

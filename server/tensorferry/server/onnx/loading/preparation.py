@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -79,19 +78,19 @@ def prepare_model(
     device: str,
     scratch: ExitStack,
     *,
-    unlimited: bool = False,
+    new_budget: Callable[[], LoadBudget] = LoadBudget,
     moves_axes: bool = True,
 ) -> PreparedModel:
     """Load a model's first session and decide how it is served; StartError gives the reason of a failure.
 
     `server_config` has the options of this model, as `ServerConfig.for_model` returns them. The model's converted file
-    exists until `scratch` is closed. With `unlimited`, checks take the time that they need. Clients' tensors have their
-    rows on axis 0 unless it `moves_axes`.
+    exists until `scratch` is closed. `new_budget` makes the budget of the checks, once the session is made. Clients' tensors
+    have their rows on axis 0 unless it `moves_axes`.
     """
     return limit_trial_runs(
         source.name,
         server_config.run_timeout,
-        lambda: _prepare(source, server_config, device, scratch, unlimited, moves_axes),
+        lambda: _prepare(source, server_config, device, scratch, new_budget, moves_axes),
     )
 
 
@@ -100,7 +99,7 @@ def _prepare(
     server_config: ServerConfig,
     device: str,
     scratch: ExitStack,
-    unlimited: bool,
+    new_budget: Callable[[], LoadBudget],
     moves_axes: bool,
 ) -> PreparedModel:
     requested = _requested_config(source)
@@ -134,7 +133,7 @@ def _prepare(
     session = file.session(devices[0], ort_options)
     session_seconds = time.perf_counter() - started
     session.limit_memory()
-    budget = LoadBudget(math.inf) if unlimited else LoadBudget()
+    budget = new_budget()
     set_load_stage("checking whether rows of a batch affect each other")
     precision = max(ort_options.precision(name) for name in devices)
 

@@ -63,7 +63,8 @@ class LoadedStep:
 
     `batching` describes batching and padding to people. `run_seconds` has the seconds of runs by rows; `warmup` has those
     that hold for all requests. `steady` says that a run's time depends on the inputs' shapes alone. `python` says that the
-    step is a Python function. `open_layout` says that the layout of the cores is to be measured (`--instances auto`).
+    step is a Python function. `open_layout` says that the layout of the cores is to be measured (`--instances auto`), and
+    `open_checks` that comparing its rows takes longer than a load may.
     `sequences` has the states that its requests hand on; `signature` is without them. `streams` says that a request has
     any number of answers. `impure` is why equal requests may get different answers, "" if they cannot.
     """
@@ -82,6 +83,7 @@ class LoadedStep:
     steady: bool = False
     python: bool = False
     open_layout: bool = False
+    open_checks: bool = False
     sequences: DeclaredSequences | None = None
     streams: bool = False
     impure: str = ""

@@ -14,14 +14,20 @@ _LEAST_SECONDS = 1.0
 class LoadBudget:
     """The time of about ten runs of one row, and at least `least_seconds`, from its creation. Not thread-safe.
 
-    Before the first call of `row_took`, a row counts as nothing. With inf there is no limit.
+    Before the first call of `row_took`, a row counts as nothing. With inf there is no limit of time. It allows nothing once
+    `goes_on` returns false. If it did not allow a run that was needed, it `ran_out`.
     """
 
     def __init__(
-        self, least_seconds: float = _LEAST_SECONDS, clock: Callable[[], float] = time.perf_counter
+        self,
+        least_seconds: float = _LEAST_SECONDS,
+        clock: Callable[[], float] = time.perf_counter,
+        goes_on: Callable[[], bool] = lambda: True,
     ) -> None:
         self._least = least_seconds
         self._clock = clock
+        self._goes_on = goes_on
+        self.ran_out = False
         self._began = clock()
         self._row_seconds = 0.0
 
@@ -36,4 +42,6 @@ class LoadBudget:
     def allows(self, rows: int, *, needed: bool = True) -> bool:
         """Return whether a run of this many rows is expected to end in time; if it is not `needed`, within `least_seconds`."""
         limit = max(self._least, _ROWS * self._row_seconds) if needed else self._least
-        return self.used() + rows * self._row_seconds <= limit
+        allowed = self._goes_on() and self.used() + rows * self._row_seconds <= limit
+        self.ran_out = self.ran_out or (needed and not allowed)
+        return allowed

@@ -1,21 +1,23 @@
-"""`--instances auto`: an idle model is measured, and serves with the layout of the cores that carries the most rows."""
+"""An idle model is compared to the end, and measured with `--instances auto`, and then serves as was found best."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from polling import PATIENCE, until
-from support.models import small
+from support.models import mixing, small
 from support.server.rig import fp32, infer, request
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.lifecycle.idle_layouts import IdleLayouts
+from tensorferry.server.models.lifecycle.idle_work import IdleWork
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
@@ -23,33 +25,44 @@ from tensorferry.server.onnx.loading import chosen_layout
 from tensorferry.server.onnx.measuring.core_layouts import LayoutTime
 from tensorferry.server.onnx.measuring.measurements import Measurements
 from tensorferry.server.onnx.measuring.measuring_child import MeasuredModel
+from tensorferry.server.runtime.checks.load_budget import LoadBudget
 
 AUTO = ServerConfig(models=(), device="cpu", instances=None)
+ONE = ServerConfig(models=(), device="cpu")
 
 
 class Server:
     """A server of one model, with four cores, which two sessions use `gain` times as well as one."""
 
-    def __init__(self, path: Path, config: ServerConfig = AUTO, gain: float = 1.5) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: ServerConfig = AUTO,
+        gain: float = 1.5,
+        new_budget: Callable[[], LoadBudget] = LoadBudget,
+    ) -> None:
         self.registry = ModelRegistry()
         self.source = ModelSource("m", path)
         self.context = LoadContext(config)
         self.gain = gain
         self.measured: list[MeasuredModel] = []
         self.while_measured: Callable[[], object] = lambda: None
+        self.while_loaded: Callable[[], object] = lambda: None
+        self.loaded: list[Model] = []
         self.replaced: list[Model] = []
-        self.idle = IdleLayouts(config, self.registry, self.load, self._replace, self._measure, 0.001)
-        self.registry.mark_ready(self.load(self.source))
+        self.idle = IdleWork(config, self.registry, self.load, self._replace, self._measure, 0.001)
+        self.registry.mark_ready(self.load(self.source, new_budget))
         self.registry.mark_complete()
 
     @property
     def model(self) -> Model:
         return self.registry.get("m")
 
-    def load(self, source: ModelSource) -> Model:
-        model = load_model(source, self.context)
-        if model.open_layout is not None:
-            self.idle.add(model)
+    def load(self, source: ModelSource, new_budget: Callable[[], LoadBudget] = LoadBudget) -> Model:
+        self.while_loaded()
+        model = load_model(source, replace(self.context, new_budget=new_budget))
+        self.idle.add(model)
+        self.loaded.append(model)
         return model
 
     def _measure(self, model: MeasuredModel, on_start: Any) -> Measurements:
@@ -79,8 +92,14 @@ def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
     monkeypatch.setattr(chosen_layout, "usable_cores", lambda: 4)
     servers: list[Server] = []
 
-    def serve(dims: tuple[str, int | str] = ("batch", 3), **options: Any) -> Server:
-        servers.append(Server(small.twice(tmp_path / "m.onnx", dims), **options))
+    def serve(
+        dims: tuple[str, int | str] = ("batch", 3),
+        *,
+        make: Callable[[Path], Path] | None = None,
+        **options: Any,
+    ) -> Server:
+        path = tmp_path / "m.onnx"
+        servers.append(Server(make(path) if make is not None else small.twice(path, dims), **options))
         return servers[-1]
 
     yield serve
@@ -90,6 +109,39 @@ def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
 
 def threads_of(model: MeasuredModel) -> list[tuple[int, int]]:
     return [(each.sessions, each.threads) for each in model.layouts]
+
+
+def no_time() -> LoadBudget:
+    """Return the budget of a model that is too slow for a comparison."""
+    return LoadBudget(clock=count(step=100).__next__)
+
+
+def test_a_comparison_that_takes_longer_than_a_load_may_is_finished_while_the_server_is_idle(
+    serve: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    server = serve(make=mixing.hashed, config=ONE, new_budget=no_time)
+    assert (server.model.batching_verdict, server.model.max_batch_size) == ("refused", 0)
+    server.idle.start()
+    until(lambda: server.model.batching_verdict == "tested")
+    assert server.model.max_batch_size == 32
+    assert (
+        "its checks were finished while the server was idle: batches of up to 32 rows (tested)" in caplog.text
+    )
+    assert len(server.loaded) == 2
+
+
+def test_a_comparison_is_given_up_for_requests_and_finished_later(serve: Callable[..., Server]) -> None:
+    server = serve(make=mixing.hashed, config=ONE, new_budget=no_time)
+
+    def one_request() -> None:
+        if len(server.loaded) == 1:
+            server.model.batcher.submit({"x": np.ones(1, np.int32)}).result(30)
+
+    server.while_loaded = one_request
+    server.idle.start()
+    until(lambda: server.model.batching_verdict == "tested")
+    assert [model.batching_verdict for model in server.loaded] == ["refused", "refused", "tested"]
 
 
 def test_a_better_layout_serves_and_later_loads_use_it_at_once(
@@ -184,4 +236,4 @@ def test_nothing_is_measured_where_the_operator_has_chosen(
     model = load_model(source, LoadContext(config))
     model.batcher.close()
     model.release()
-    assert model.open_layout is None
+    assert (model.open_layout, model.open_checks) == (None, None)

@@ -1,12 +1,18 @@
-"""`--instances auto`: while the server is idle, a model's layouts of the cores are measured, and it is loaded again in the best."""
+"""Work on models while the server is idle: comparisons that take longer than a load may, and layouts of the cores.
+
+A model whose rows were not compared is loaded again, without a limit of time. With `--instances auto`, a model's layouts of
+the cores are measured, and it is loaded again in the best.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 
 from tensorferry.batcher import StatefulBatcher
 from tensorferry.batcher.learning.paying_rows import powers_of_two
@@ -20,6 +26,7 @@ from tensorferry.server.onnx.measuring.core_layouts import LAYOUT_RULE, Layout, 
 from tensorferry.server.onnx.measuring.measurements import Measurements, measure_file
 from tensorferry.server.onnx.measuring.measuring_child import MeasuredModel
 from tensorferry.server.processes.child import Child
+from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.checks.sampling import varies
 from tensorferry.server.system.threads import ThreadKind, new_thread
 from tensorferry.serving import OnnxModel
@@ -32,21 +39,22 @@ _MEASURE_SECONDS = 60.0
 
 _KEPT = "model %s: --instances auto keeps one session: %s"
 
+_Load = Callable[[ModelSource, Callable[[], LoadBudget]], Model]
 _Measure = Callable[[MeasuredModel, Callable[[Child], None]], Measurements]
 
 
-class IdleLayouts:
-    """Measures models one after the other, on its own thread. Call `start`, `end` and `close`; other methods are thread-safe.
+class IdleWork:
+    """Work on one model after the other, on its own thread. Call `start`, `end` and `close`; other methods are thread-safe.
 
-    `load` loads a model again, and `replace` lets it serve in place of another, unless that serves no more. A measurement
-    during which requests came is repeated, because they take the cores from each other.
+    `load` loads a model again, with the budget of its checks, and `replace` lets it serve in place of another, unless that
+    serves no more. Work during which requests came is repeated later, because they take the cores from each other.
     """
 
     def __init__(
         self,
         config: ServerConfig,
         registry: ModelRegistry,
-        load: Callable[[ModelSource], Model],
+        load: _Load,
         replace: Callable[[Model, Model], bool],
         measure: _Measure = measure_file,
         idle_seconds: float = _IDLE_SECONDS,
@@ -63,15 +71,16 @@ class IdleLayouts:
         # Guards _child, so that no child is started after `end`. No waiting while it is held.
         self._lock = threading.Lock()
         self._child: Child | None = None
-        self._thread = new_thread("idle-layouts", self._run, ThreadKind.EXPENDABLE)
+        self._thread = new_thread("idle-work", self._run, ThreadKind.EXPENDABLE)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def add(self, model: Model) -> None:
-        """Measure a model with an `open_layout` once it is idle, or the one that serves in its place by then."""
-        self._waiting.put((model.name, model.version))
+        """Work on a model with an `open_layout` or `open_checks` once it is idle, or on the one that serves in its place by then."""
+        if model.open_layout is not None or model.open_checks is not None:
+            self._waiting.put((model.name, model.version))
 
     def end(self) -> None:
         """Load no model again, and end the child process. Idempotent."""
@@ -91,31 +100,62 @@ class IdleLayouts:
     def _run(self) -> None:
         while (which := self._waiting.get()) is not None and not self._closed.is_set():
             try:
-                if not self._choose(*which):
+                if not self._work(*which):
                     self._waiting.put(which)
             except (ServerError, StartError) as error:
-                _log.warning(_KEPT, which[0], error)
+                _log.warning("model %s stays as it is: %s", which[0], error)
 
-    def _choose(self, name: str, version: str) -> bool:
-        """Measure a model, unless the server is not idle; return False if the model is to be measured later.
-
-        A model with variable axes is measured with the lengths of its last request, so it must have had one.
-        """
+    def _work(self, name: str, version: str) -> bool:
+        """Work on a model, unless the server is not idle; return False if something is left for later."""
         before = self._accepted()
         if self._closed.wait(self._idle_seconds):
             return True
-        if not self._registry.complete:
+        if not self._registry.complete or self._accepted() != before:
             return False
+        # It may have replaced the model that was added.
         model = self._registry.get(name, version)
-        # Its own, because it may have replaced the model that was added.
-        source = model.open_layout
-        if source is None:
+        if model.open_layout is None and model.open_checks is None:
             return True
         if isinstance(model.batcher, StatefulBatcher):
-            _log.warning(_KEPT, name, "another one would end its sequences")
+            _log.warning("model %s stays as it is, because another load would end its sequences", name)
             return True
+        if model.open_checks is not None:
+            return self._finish_checks(model.open_checks, model, before)
+        assert model.open_layout is not None
+        return self._choose_layout(model.open_layout, model, before)
+
+    def _finish_checks(self, source: ModelSource, model: Model, before: int) -> bool:
+        """Load a model again, and let its checks take the time that they need while no request comes."""
+
+        def is_idle() -> bool:
+            return not self._closed.is_set() and self._accepted() == before
+
+        replacement = self._load(source, partial(LoadBudget, math.inf, goes_on=is_idle))
+        if replacement.open_checks is not None:
+            _end(replacement)
+            return False
+        _log.info(
+            "model %s: its checks were finished while the server was idle: %s",
+            source.name,
+            replacement.batching,
+        )
+        self._let_serve(model, replacement)
+        return replacement.open_layout is None
+
+    def _let_serve(self, model: Model, replacement: Model) -> bool:
+        replaced = self._replace(model, replacement)
+        if not replaced:
+            _end(replacement)
+        return replaced
+
+    def _choose_layout(self, source: ModelSource, model: Model, before: int) -> bool:
+        """Measure a model's layouts, and let it serve in the best; return False if it is to be measured later.
+
+        A model with variable axes is measured with the lengths of its last request, so it must have had one.
+        """
+        name = source.name
         used = not varies(model.signature) or model.batcher.statistics().accepted
-        if self._accepted() != before or not used:
+        if not used:
             return False
         file, options = source, self._config.for_model(name)
         if isinstance(source.declaration, OnnxModel):
@@ -151,12 +191,8 @@ class IdleLayouts:
         if layouts.open:
             _log.warning(_KEPT, source.name, "the cache of checks cannot be written; give it a directory")
             return
-        replacement = self._load(source)
-        if self._replace(model, replacement):
+        if self._let_serve(model, self._load(source, LoadBudget)):
             _log.info("model %s: --instances auto: %s", source.name, _described(one, better))
-        else:
-            replacement.batcher.close(drain=False)
-            replacement.release()
 
     def _accepted(self) -> int:
         """Return the requests to all models."""
@@ -168,6 +204,12 @@ class IdleLayouts:
             self._child = child
         if self._closed.is_set():
             child.kill()
+
+
+def _end(model: Model) -> None:
+    """End a model that never served."""
+    model.batcher.close(drain=False)
+    model.release()
 
 
 def _lengths_of_last_request(model: Model) -> Mapping[str, int]:
