@@ -15,6 +15,7 @@ from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import InstanceFailed
 from tensorferry.batcher.queue.admission import Admission
 from tensorferry.batcher.queue.devices import Device, Devices, Outage
+from tensorferry.batcher.queue.request_states import RequestStates
 from tensorferry.batcher.queue.wakeup import InlineExecution
 from tensorferry.batcher.request import BatchAssignment, Recover, Request
 
@@ -38,6 +39,7 @@ class DeviceFailures:
         clock: Clock,
         devices: Devices,
         admission: Admission,
+        states: RequestStates,
         inline: InlineExecution,
     ) -> None:
         self._queue = queue
@@ -45,6 +47,7 @@ class DeviceFailures:
         self._clock = clock
         self._devices = devices
         self._admission = admission
+        self._states = states
         self._inline = inline
 
     def requeue_after_failure(
@@ -97,7 +100,7 @@ class DeviceFailures:
             assert crashed.outage is not None
             if error is not None:
                 return self._give_up_locked(crashed.outage, error)
-            return self._queue.unreported_locked(())
+            return self._states.hand_out_expired()
 
     def inline_run_crashed(self) -> Sequence[Request]:
         """Let workers take what is queued, because a submitting thread crashed while it ran a batch inline.
@@ -106,7 +109,7 @@ class DeviceFailures:
         """
         with self._lock:
             self._queue.wake_for_backlog_locked(self._clock.now(), wakeup_lost=True)
-            return self._queue.unreported_locked(())
+            return self._states.hand_out_expired()
 
     def recovered(self, device: int) -> None:
         """End a device's outage."""
@@ -151,8 +154,8 @@ class DeviceFailures:
         ended: Sequence[Request] = ()
         if all(device.outage is not None and device.outage.unrecoverable for device in self._devices.each):
             self._admission.reject_all(error)
-            ended = self._queue.end_all_queued_locked()
-        return self._queue.unreported_locked(ended)
+            ended = self._states.end_all_queued()
+        return self._states.hand_out_expired(ended)
 
     def run_timed_out(self) -> None:
         """Run no more batches inline, because a run took too long and was ended."""

@@ -1,8 +1,6 @@
-"""The queue of a batcher: the one lock, and every change of a request's state.
+"""The queue of a batcher, and its one lock.
 
-Decisions are made under the lock and returned as records; the caller runs batches and completes requests. Since every
-change of a request's state is made here, under the one lock, exactly one of two racing events (a cancel and an answer,
-say) finds the request alive.
+Decisions are made under the lock and returned as records; the caller runs batches and completes requests.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.expiry import Expiry
 from tensorferry.batcher.queue.fair_backlog import FairBacklog
 from tensorferry.batcher.queue.model_updater import ModelUpdater
+from tensorferry.batcher.queue.request_states import RequestStates
 from tensorferry.batcher.queue.wakeup import LONG_SECONDS, InlineExecution, WorkerWakeup
 from tensorferry.batcher.request import (
     DONE,
@@ -71,6 +70,7 @@ class RequestQueue:
         self._arrivals, self.overload = self._selector.arrivals, self._selector.overload
         self._admission = Admission(settings, backlog, devices, self._selector)
         self._expiry = Expiry(lock, backlog, devices, policies)
+        self._states = RequestStates(lock, backlog, devices, self._admission, self._expiry)
         # One device runs one batch at a time, and no batch waits for a window's end.
         simple = settings.devices == 1 and not pipelined and not limits.max_queue_delay
         self._returns = returns = returns or ReturnModel()
@@ -79,24 +79,13 @@ class RequestQueue:
             clock, limits, backlog, devices, returns, wake_for_timeouts=bool(policies)
         )
         self.learning = ModelUpdater(lock, clock, backlog, self._selector.row_limits, returns)
-        self.failures = DeviceFailures(self, lock, clock, devices, self._admission, self._inline)
+        self.failures = DeviceFailures(
+            self, lock, clock, devices, self._admission, self._states, self._inline
+        )
         # Requests accepted since the start; the parts of a split request count as one.
         self._accepted = 0
-        # Requests whose batch was dispatched and that are not done.
-        self._running = 0
-        # How often a thread got requests, from `take` or handed out, and has not completed all of them.
-        self._busy = 0
-        # Nothing is queued and no thread is busy. `_drainers` threads wait for it.
-        self._drained = threading.Condition(lock)
-        self._drainers = 0
-        # Nothing is accepted any more.
-        self._closing = False
         # No batch waits for more requests.
         self._flushing = False
-        # Nothing is queued again after a failure: no worker may be left to run it.
-        self._abandoned = False
-        # Requests that a thread has expired and not handed out yet. If the thread crashes, another hands them out.
-        self._unreported: list[Request] = []
 
     # Arrival.
 
@@ -128,8 +117,8 @@ class RequestQueue:
             self._accepted += 1
             if displaced:
                 for request in displaced:
-                    self._end_queued_locked(request)
-                self._hand_out_locked(displaced)
+                    self._states.end_queued(request)
+                self._states.hand_out(displaced)
             self._returns.arrived(now)
             arrivals = self._arrivals
             counted = deadline < _INF or now < arrivals.counted_until
@@ -148,7 +137,7 @@ class RequestQueue:
             wakeup = self._wakeup
             if self._expiry.timeouts is not None:
                 self._expiry.queued(requests)
-            elif deadline < self._expiry.wait_until and (wakeup.pending or self._busy):
+            elif deadline < self._expiry.wait_until and (wakeup.pending or self._states.busy):
                 # Otherwise a worker waits for this request, and expires it if need be.
                 self._expiry.notify_by(deadline)
             if wakeup.pending:
@@ -165,7 +154,7 @@ class RequestQueue:
             self._admission.check_answered(request, self._clock.now())
             self._accepted += 1
             request.state = DONE
-            self._hand_out_locked((request,))
+            self._states.hand_out((request,))
 
     def queue_full(self) -> QueueFull | None:
         """Return why the queue has no room for anything; None if it has."""
@@ -202,7 +191,7 @@ class RequestQueue:
             mine = self._devices.each[device]
             while True:
                 if mine.outage is not None:
-                    if self._closing and not self._backlog.rows:
+                    if self._states.closing and not self._backlog.rows:
                         return None
                     if (action := self.failures.wait_for_recovery_locked(mine, mine.outage)) is not None:
                         return action
@@ -277,17 +266,17 @@ class RequestQueue:
                 return Wait(dispatch_at if backlog.rows else _INF)
             start = device.start_at(now)
         if backlog.deadlines or self._expiry.timeouts is not None:
-            self._expire_locked(start, now)
+            self._states.expire(start, now)
         credits: Sequence[float] = ()
         if len(backlog.queued_buckets) > 1 or len(backlog.class_rows) > 1:
             credits = self._selector.credits(now)
         decision = decide(backlog.queued_buckets, now, self._limits, self._flushing, credits)
         if isinstance(decision, Wait):
-            if self._unreported:
+            if self._states.expired:
                 if backlog.rows:
                     self.wake_for_backlog_locked(now)
-                return BatchAssignment((), None, tuple(self.unreported_locked(())), (), 0.0, 0, [])
-            return None if self._closing and not backlog.rows else decision
+                return BatchAssignment((), None, tuple(self._states.hand_out_expired()), (), 0.0, 0, [])
+            return None if self._states.closing and not backlog.rows else decision
         if decision.reason is CloseReason.IDLE and len(backlog.queued_buckets) == 1 and not self._flushing:
             # There is room for clients that were just answered.
             limits, bucket = self._selector.row_limits, backlog.queued_buckets[decision.key]
@@ -299,7 +288,11 @@ class RequestQueue:
                 until = self._returns.wait_until(
                     now, bucket.requests, cost_model.mean, room, cost_model.response_time
                 )
-                if until > now and (until := min(until, bucket.latest_start)) > now and not self._unreported:
+                if (
+                    until > now
+                    and (until := min(until, bucket.latest_start)) > now
+                    and not self._states.expired
+                ):
                     return self._wakeup.wait_for_returns(device, bucket, until)
         return self._dispatch_locked(device, decision, start, now)
 
@@ -309,12 +302,10 @@ class RequestQueue:
         if self._wakeup.waits_for_more:
             self._wakeup.wait_is_over(device)
         batch, shed, rows_by_rank = self._selector.select(close, device, start, now)
-        before = device.batches_outstanding, self._running, self._busy
+        states, outstanding = self._states, device.batches_outstanding
+        before = states.running, states.busy, tuple(states.expired)
         try:
-            for request in batch:
-                request.state = RUNNING
-                request.started = now
-            self._running += len(batch)
+            expired = states.dispatched(batch, now)
             rows = sum(rows_by_rank)
             predicted = cost_model.end_to_end(rows)
             if self._settings.pipelined:
@@ -323,20 +314,16 @@ class RequestQueue:
                 self._devices.dispatched(device, now, predicted)
             if self._backlog.rows:
                 self.wake_for_backlog_locked(now)
-            self._busy += 1
-            expired = tuple(self._unreported)
-            self._unreported.clear()
             assignment = BatchAssignment(
                 tuple(batch), close.reason, expired, tuple(shed), predicted, cost_model.full_rows, []
             )
         except BaseException:
-            outstanding, self._running, self._busy = before
             if device.batches_outstanding > outstanding:
                 device.undo_dispatch()
-            self._requeue_locked([*batch, *shed])
+            states.undo_dispatch([*batch, *shed], *before)
             raise
         for request in shed:
-            self._end_locked(request)
+            states.end(request)
         return assignment
 
     def wake_for_backlog_locked(self, now: float, *, wakeup_lost: bool = False) -> None:
@@ -374,13 +361,7 @@ class RequestQueue:
     def finish(self, requests: Sequence[Request]) -> list[Request]:
         """End the requests of a batch, and return those that were alive, which the caller completes."""
         with self._lock:
-            alive: list[Request] = []
-            for request in requests:
-                if request.state is RUNNING:
-                    request.state = DONE
-                    alive.append(request)
-            self._running -= len(alive)
-            self._admission.released(alive)
+            alive = self._states.finish(requests)
             if alive:
                 # Not after the last answer: the first clients are back before that.
                 self._returns.answered(self._clock.now(), len(alive))
@@ -411,7 +392,7 @@ class RequestQueue:
                         busy_seconds = before + (seconds or 0.0) + after
                     if busy_seconds > LONG_SECONDS:
                         self._inline.suspend(now)
-                    if mine.run_inline and self._closing:
+                    if mine.run_inline and self._states.closing:
                         # The workers wait for batches that others run, and may end now.
                         mine.ready.notify_all()
                     mine.run_inline = False
@@ -424,25 +405,16 @@ class RequestQueue:
                         self._devices.completed(mine, now)
                 lesson = self.learning.collect_locked(batch, seconds, before, after, device, now)
             except BaseException:
-                self._idle_locked()
+                self._states.completed()
                 raise
             if lesson is None:
-                return self._idle_locked()
+                return self._states.completed()
         try:
             self.learning.update(lesson)
         finally:
             with self._lock:
-                queued = self._idle_locked()
+                queued = self._states.completed()
         return queued
-
-    def _idle_locked(self) -> bool:
-        """Note that a thread has completed what it took; return whether anything is queued."""
-        self._busy -= 1
-        if self._backlog.rows:
-            return True
-        if self._drainers or self._closing:
-            self._notify_if_drained_locked()
-        return False
 
     # Other ends of a request: it expires, is cancelled, is shed, or is queued again after a failure.
 
@@ -452,48 +424,26 @@ class RequestQueue:
         Returns None when the queue is closed and empty.
         """
         with self._lock:
-            while not (self._closing and not self._backlog.rows):
+            while not (self._states.closing and not self._backlog.rows):
                 now, until = self._clock.now(), _INF
                 if not self._devices.has_free_waiter:
-                    self._expire_locked(now, now)
-                    if self._unreported:
-                        return self.unreported_locked(())
+                    self._states.expire(now, now)
+                    if self._states.expired:
+                        return self._states.hand_out_expired()
                     # A rounding error must not make this a busy loop.
                     until = max(self._expiry.next(now), now + 1e-4)
                 self._expiry.wait(self._clock, until)
             return None
 
-    def _expire_locked(self, start: float, now: float) -> None:
-        """End the requests that would miss their deadlines even from `start` on, or have timed out in the queue."""
-        for request in self._backlog.infeasible(start, now):
-            self._end_queued_locked(request)
-            self._unreported.append(request)
-        if self._expiry.timeouts is not None:
-            for request in self._expiry.timed_out(now):
-                self._end_queued_locked(request)
-                self._unreported.append(request)
-
-    def unreported_locked(self, ended: Sequence[Request]) -> Sequence[Request]:
-        """Hand out these ended requests, and those that a thread expired and did not hand out."""
-        unreported = [*ended, *self._unreported]
-        self._unreported.clear()
-        return self._hand_out_locked(unreported)
-
-    def _hand_out_locked(self, ended: Sequence[Request]) -> Sequence[Request]:
-        """Return ended requests. If there are any, the queue is not drained until `handed_out_completed` is called."""
-        if ended:
-            self._busy += 1
-        return ended
-
     def hand_out(self, ended: Sequence[Request]) -> None:
         """Hand out requests that the caller had instead of the queue, so that a drain waits for their completions."""
         with self._lock:
-            self._hand_out_locked(ended)
+            self._states.hand_out(ended)
 
     def handed_out_completed(self) -> None:
         """Note that the thread has completed the requests that it was handed out at once."""
         with self._lock:
-            self._idle_locked()
+            self._states.completed()
 
     def backoff(self, seconds: float) -> None:
         """Let the expiry thread wait, at most until the queue closes."""
@@ -506,87 +456,37 @@ class RequestQueue:
             ended: list[Request] = []
             for request in requests:
                 if request.state is QUEUED:
-                    self._end_queued_locked(request)
+                    self._states.end_queued(request)
                     ended.append(request)
                 elif request.state is RUNNING:
-                    self._end_running_locked(request)
+                    self._states.end_running(request)
                     ended.append(request)
-            return self._hand_out_locked(ended)
+            return self._states.hand_out(ended)
 
     def end_queued(self, request: Request) -> Sequence[Request]:
         """End a request that is queued and was not split, and hand it out; nothing if it is no longer queued."""
         with self._lock:
             if request.state is not QUEUED or request.split_parts:
                 return ()
-            self._end_queued_locked(request)
-            return self._hand_out_locked((request,))
+            self._states.end_queued(request)
+            return self._states.hand_out((request,))
 
     def end_kept(self, taken: Iterable[BatchAssignment]) -> Sequence[Request]:
         """End the running requests of these assignments that did not go back into the queue, and hand them out."""
         with self._lock:
             ended = [request for work in taken for request in work.kept() if request.state is RUNNING]
             for request in ended:
-                self._end_running_locked(request)
-            return self._hand_out_locked(ended)
-
-    def _end_queued_locked(self, request: Request) -> None:
-        """End a request that is queued."""
-        self._backlog.remove(request)
-        self._end_locked(request)
-
-    def _end_running_locked(self, request: Request) -> None:
-        """End a request that is running."""
-        self._running -= 1
-        self._end_locked(request)
-
-    def _end_locked(self, request: Request) -> None:
-        """End a request that is neither queued nor counted as running."""
-        request.state = DONE
-        self._admission.released((request,))
-        self._notify_if_drained_locked()
-
-    def end_all_queued_locked(self) -> list[Request]:
-        """End all queued requests, and return them."""
-        queued = [request for bucket in self._backlog.queued_buckets.values() for request in bucket]
-        for request in queued:
-            self._end_queued_locked(request)
-        return queued
+                self._states.end_running(request)
+            return self._states.hand_out(ended)
 
     def requeue_running_locked(
         self, batch: Sequence[Request], work: BatchAssignment, now: float, *, retried: bool
     ) -> tuple[int, Sequence[Request]]:
-        """Queue the running requests of a batch, all or a part of an assignment's, again, or end them.
-
-        Returns how many were queued, and those that ended. With `retried` each request may come back once only.
-        """
-        requeued: list[Request] = []
-        ended: list[Request] = []
-        lost = self._abandoned or self._admission.unavailable
-        for request in batch:
-            if request.state is not RUNNING:
-                continue
-            if lost or request.deadline <= now or (retried and request.retried):
-                self._end_running_locked(request)
-                ended.append(request)
-            else:
-                self._running -= 1
-                request.retried = request.retried or retried
-                requeued.append(request)
+        """Queue the running requests of a batch again, or end them; see `RequestStates.requeue_running`."""
+        requeued, ended = self._states.requeue_running(batch, work, now, retried=retried)
         if requeued:
-            # Another thread may take them as soon as the lock is free.
-            work.requeued.extend(requeued)
-            self._requeue_locked(requeued)
-            # Their time in the queue was over when they were dispatched.
-            self._expiry.requeued(requeued)
             self.wake_for_backlog_locked(now)
-        return len(requeued), ended
-
-    def _requeue_locked(self, requests: Sequence[Request]) -> None:
-        """Queue requests that were taken out again."""
-        for request in requests:
-            request.state = QUEUED
-            request.started = math.nan
-        self._backlog.put_back(requests)
+        return requeued, ended
 
     # The end of the queue.
 
@@ -599,7 +499,8 @@ class RequestQueue:
     def close(self) -> None:
         """Accept nothing from now on; queued requests still run. Idempotent."""
         with self._lock:
-            self._closing = self._flushing = True
+            self._flushing = True
+            self._states.close()
             self._admission.close()
             self._devices.notify_all()
             self._expiry.notify()
@@ -607,31 +508,12 @@ class RequestQueue:
     def fail_all(self) -> Sequence[Request]:
         """End every queued request, hand them out, and queue none again. After `close`."""
         with self._lock:
-            self._abandoned = True
-            return self._hand_out_locked(self.end_all_queued_locked())
+            return self._states.hand_out(self._states.abandon())
 
     def wait_drained(self, until: float) -> bool:
         """Wait until nothing is queued and no thread is busy, at most until `until`; return whether that is so."""
         with self._lock:
-            while self._backlog.rows or self._busy:
-                if self._clock.now() >= until:
-                    return False
-                self._drainers += 1
-                try:
-                    self._clock.wait(self._drained, until)
-                finally:
-                    self._drainers -= 1
-            return True
-
-    def _notify_if_drained_locked(self) -> None:
-        """Wake the threads that wait for the end, if nothing is queued."""
-        if self._backlog.rows or not (self._drainers or self._closing):
-            return
-        if self._drainers and not self._busy:
-            self._drained.notify_all()
-        if self._closing:
-            self._expiry.notify()
-            self._devices.recovered_or_closed.notify_all()
+            return self._states.wait_drained(self._clock, until)
 
     # State.
 
@@ -644,7 +526,7 @@ class RequestQueue:
     @property
     def idle(self) -> bool:
         """Return whether nothing is queued or running. Takes no lock, so it may be late."""
-        return not self._backlog.rows and not self._running
+        return not self._backlog.rows and not self._states.running
 
     def sizes(self) -> QueueSizes:
         """Return the current sizes."""
@@ -652,7 +534,7 @@ class RequestQueue:
             return QueueSizes(
                 sum([bucket.requests for bucket in self._backlog.queued_buckets.values()]),
                 self._backlog.rows,
-                self._running,
+                self._states.running,
                 self._admission.bytes_in_flight,
                 tuple(self._backlog.rows_of_classes(self._settings.ranks_per_class)),
             )
