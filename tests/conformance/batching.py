@@ -24,11 +24,8 @@ from conformance.exported import exported
 from conformance.running_alone import passes_by_running
 from onnx import numpy_helper
 
-from tensorferry.server.onnx.batching.row_comparison import (
-    ComparisonOutcome,
-    ComparisonSettings,
-    compare_rows,
-)
+from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings
+from tensorferry.server.onnx.batching.row_comparison import ComparisonOutcome, compare_rows
 from tensorferry.server.onnx.graph import BatchAnalysis, RowMixing, analyse_batching
 from tensorferry.server.runtime.session import Session
 

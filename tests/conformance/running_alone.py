@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 from tensorferry.server.onnx.batching import verdict
-from tensorferry.server.onnx.batching.row_comparison import ComparisonSettings
+from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings
 from tensorferry.server.onnx.batching.verdict import BatchingVerdict, check_batching
 from tensorferry.server.onnx.graph import BatchAnalysis, RowMixing
 from tensorferry.server.runtime.files.onnx_file import string_lists

@@ -12,12 +12,8 @@ import pytest
 from support.models import small
 from support.server.rig import Array, signature, spec
 
-from tensorferry.server.onnx.batching.row_comparison import (
-    ComparisonOutcome,
-    ComparisonSettings,
-    RowComparison,
-    compare_rows,
-)
+from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings
+from tensorferry.server.onnx.batching.row_comparison import ComparisonOutcome, RowComparison, compare_rows
 from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.checks.sampling import random_inputs
 from tensorferry.server.runtime.files.onnx_file import string_lists

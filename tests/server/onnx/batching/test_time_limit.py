@@ -11,11 +11,8 @@ from onnx import helper
 from support.models.small import node, save, value
 
 from tensorferry.server.errors import ModelFailedError
-from tensorferry.server.onnx.batching.row_comparison import (
-    ComparisonOutcome,
-    ComparisonSettings,
-    compare_rows,
-)
+from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings
+from tensorferry.server.onnx.batching.row_comparison import ComparisonOutcome, compare_rows
 from tensorferry.server.onnx.batching.time_limit import with_time_limit
 from tensorferry.server.runtime.session import Session
 

@@ -11,12 +11,8 @@ from support.models import mixing, small
 from support.server.rig import Load
 
 from tensorferry.server.onnx.batching import verdict
-from tensorferry.server.onnx.batching.row_comparison import (
-    ComparisonOutcome,
-    ComparisonSettings,
-    RowComparison,
-    compare_rows,
-)
+from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings
+from tensorferry.server.onnx.batching.row_comparison import ComparisonOutcome, RowComparison, compare_rows
 from tensorferry.server.onnx.batching.verdict import BatchingFinding, BatchingVerdict, check_batching
 from tensorferry.server.onnx.graph import BatchAnalysis, RowMixing
 from tensorferry.server.runtime.session import Session

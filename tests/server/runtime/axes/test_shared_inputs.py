@@ -17,7 +17,7 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
 from tensorferry.server.models.lifecycle.registry import Model
-from tensorferry.server.onnx.batching.row_comparison import ComparisonSettings
+from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings
 from tensorferry.server.onnx.batching.shared_inputs import mixing_through_shared_inputs
 from tensorferry.server.runtime.session import Session
 

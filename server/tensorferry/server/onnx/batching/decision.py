@@ -15,8 +15,8 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.models.config_pbtxt.pbtxt import BatchingDecision, is_complete
+from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings
 from tensorferry.server.onnx.batching.remedies import batch_axis_remedy, has_specific_remedy, remedies_for
-from tensorferry.server.onnx.batching.row_comparison import ComparisonSettings
 from tensorferry.server.onnx.batching.shared_inputs import mixing_through_shared_inputs
 from tensorferry.server.onnx.batching.time_limit import with_time_limit
 from tensorferry.server.onnx.batching.verdict import (

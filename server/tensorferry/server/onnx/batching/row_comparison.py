@@ -9,15 +9,13 @@ and rounding explains almost no difference.
 from __future__ import annotations
 
 import enum
-import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import cycle
 
 import numpy as np
 
+from tensorferry.server.onnx.batching.comparison_runs import ComparisonRuns, ComparisonSettings, OutOfTime
 from tensorferry.server.onnx.batching.random_rows import RANDOM_ROWS, distinct_rows, rows_of, with_vocabulary
 from tensorferry.server.onnx.batching.row_difference import row_difference
 from tensorferry.server.onnx.batching.row_kinds import (
@@ -29,7 +27,6 @@ from tensorferry.server.onnx.batching.row_kinds import (
     batch_of_rows,
     rows_of_kind,
 )
-from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.checks.sampling import Array, Run, describe_difference, working_size
 from tensorferry.server.signature import Signature, TensorSpec
 
@@ -84,25 +81,6 @@ class RowComparison:
         return f"{sum(self.batches.values())} batches of {sizes} rows{out}"
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonSettings:
-    """Settings of a comparison: batch size, values, tolerance and time limit.
-
-    `max_batch_size` is the largest batch. `vocabularies` are lists of strings from the model's file. `precision` is the
-    device's relative precision, if it is worse than the outputs' datatypes. After `seconds`, only the minimum is run:
-    one draw of each kind of row, all in one batch, and if `thorough`, each kind in its own batch. When `budget` is used up,
-    the comparison ends; it is then unfinished, unless it is not `thorough` and two rows were compared.
-    """
-
-    max_batch_size: int = 32
-    vocabularies: Sequence[Sequence[str]] = ()
-    precision: float = 0.0
-    seconds: float = 1.0
-    thorough: bool = True
-    clock: Callable[[], float] = time.perf_counter
-    budget: LoadBudget = field(default_factory=partial(LoadBudget, math.inf))
-
-
 class _Ended(Exception):
     """The comparison ended early, with an outcome and its reason."""
 
@@ -146,24 +124,21 @@ def compare_rows(
             f"it does not run on random input ({reason}), so running shows nothing",
             None,
         )
-    comparer = _RowComparer(signature, run, first_run or run, run_alone, settings, size)
+    runs = ComparisonRuns(signature, run, first_run or run, run_alone or run, settings)
+    comparer = _RowComparer(signature, runs, settings, size, copied=run_alone is not None)
     outcome, reason = ComparisonOutcome.SEPARATE, "rows run together equal rows run alone"
     try:
         comparer.compare_random_rows()
         comparer.compare_extreme_rows()
     except _Ended as end:
         outcome, reason = end.outcome, str(end)
-    except _OutOfTime:
+    except OutOfTime:
         if settings.thorough:
             outcome, reason = ComparisonOutcome.UNFINISHED, "comparing its rows takes longer than a load may"
     except Exception as error:
         outcome, reason = ComparisonOutcome.FAILS, f"it runs one row, but not several together ({error})"
     left_out = tuple(dict.fromkeys(comparer.left_out))
-    return RowComparison(outcome, reason, size, comparer.batches, left_out, comparer.seconds)
-
-
-class _OutOfTime(BaseException):
-    """The budget is used up. No `except Exception`, which takes failed runs for an answer, goes on with it."""
+    return RowComparison(outcome, reason, size, runs.batches, left_out, runs.seconds)
 
 
 class _RowComparer:
@@ -172,17 +147,17 @@ class _RowComparer:
     def __init__(
         self,
         signature: Signature,
-        run: Run,
-        first_run: Run,
-        run_alone: Run | None,
+        runs: ComparisonRuns,
         settings: ComparisonSettings,
         size: int,
+        *,
+        copied: bool,
     ) -> None:
         self._signature = signature
-        self._runs = run, first_run, run_alone or run
+        self._runs = runs
         # Batches in which the rows that were run alone are compared.
-        self._orders = ([3, 0, 4, 2, 1], [1, 3], [4, 2, 0], *([[0]] if run_alone else []))
-        self._may_round = not settings.thorough and run_alone is None
+        self._orders = ([3, 0, 4, 2, 1], [1, 3], [4, 2, 0], *([[0]] if copied else []))
+        self._may_round = not (settings.thorough or copied)
         self._settings = settings
         self._size = size
         self._generator = np.random.default_rng(1)
@@ -191,39 +166,7 @@ class _RowComparer:
         self._alone_outputs: list[Mapping[str, Array]] = []
         self._row_seconds = 0.0
         self._row_bytes = 1
-        self.batches: dict[int, int] = {}
         self.left_out: list[str] = []
-        self.seconds: dict[int, float] = {}
-        # A difference was found, and must be explained however long that takes.
-        self._unlimited = False
-
-    def _run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        return self._run_in_time(self._runs[0], inputs)
-
-    def _first_run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        return self._run_in_time(self._runs[1], inputs)
-
-    def _run_alone(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        return self._run_in_time(self._runs[2], inputs)
-
-    def _run_in_time(self, run: Run, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Run and time a batch. Raise _OutOfTime if two rows were compared, and the budget allows no more."""
-        rows = next(len(inputs[spec.name]) for spec in self._signature.inputs if spec.has_row_axis)
-        settings = self._settings
-        if (
-            self.batches
-            and not self._unlimited
-            and not settings.budget.allows(rows, needed=settings.thorough)
-        ):
-            raise _OutOfTime
-        began = self._settings.clock()
-        outputs = run(inputs)
-        took = self._settings.clock() - began
-        if rows <= 2:
-            self.seconds[rows] = min(took, self.seconds.get(rows, took))
-        if rows == 1:
-            self._settings.budget.row_took(took)
-        return outputs
 
     def compare_random_rows(self) -> None:
         """Compare random rows run alone with the same rows in batches of several orders and sizes."""
@@ -239,7 +182,7 @@ class _RowComparer:
                 )
                 rows = rows_of(self._signature, inputs)
                 try:
-                    alone = [self._run_alone(row) for row in rows]
+                    alone = [self._runs.alone(row) for row in rows]
                 except Exception:
                     # Some strings of the file may not be for this input.
                     continue
@@ -258,7 +201,7 @@ class _RowComparer:
                 }
                 row = {**drawn, **shared}
                 try:
-                    outputs.append(self._run_alone(row))
+                    outputs.append(self._runs.alone(row))
                 except Exception as error:
                     reason = str(error)
                     continue
@@ -267,7 +210,7 @@ class _RowComparer:
                     # First, because it shows most, and a slow model has time for little else.
                     self._compare_pair(outputs)
                 if len(outputs) == RANDOM_ROWS:
-                    self._row_seconds = self.seconds[1]
+                    self._row_seconds = self._runs.seconds[1]
                     self._row_bytes = max(
                         1, sum(array.nbytes for array in (*row.values(), *outputs[0].values()))
                     )
@@ -279,13 +222,13 @@ class _RowComparer:
             self._check_alone(self._random, dict(enumerate(alone)), self._run_together(self._random))
         except _Mixes:
             # Random outputs always differ.
-            self._unlimited = True
-            self._check_repeatable(alone[0])
+            with self._runs.without_limit():
+                self._check_repeatable(alone[0])
             raise
 
     def compare_extreme_rows(self) -> None:
         """Compare rows beside extreme rows with the same rows beside random rows."""
-        ranges = accepted_integers(self._signature, self._first_run, self._random[0], self._settings.clock)
+        ranges = accepted_integers(self._signature, self._runs.first, self._random[0], self._settings.clock)
         kinds = self._accepted_rows(ROW_KINDS, ranges)
         subjects = [self._random[0], *(kinds[name] for name in ("tiny", "zeros", "spread") if name in kinds)]
         self._compare_large_batch(subjects, kinds)
@@ -315,7 +258,7 @@ class _RowComparer:
         return self._settings.clock() >= self._ends
 
     def _check_repeatable(self, alone: Mapping[str, Array]) -> None:
-        again = self._run_alone(self._random[0])
+        again = self._runs.alone(self._random[0])
         for spec in self._signature.outputs:
             difference = describe_difference(
                 spec, alone[spec.name], again[spec.name], self._settings.precision
@@ -351,13 +294,12 @@ class _RowComparer:
         """
         if not self._may_round or describe_difference(spec, alone, together, _AMPLIFIED):
             return False
-        self._unlimited = True
-        beside = self._run_together([batch[at]] * len(batch))
-        self._unlimited = False
+        with self._runs.without_limit():
+            beside = self._run_together([batch[at]] * len(batch))
         return np.array_equal(beside[spec.name][at : at + 1], together, equal_nan=True)
 
     def _run_together(self, rows: Sequence[Row]) -> Mapping[str, Array]:
-        outputs = self._run(batch_of_rows(self._signature, rows))
+        outputs = self._runs.together(batch_of_rows(self._signature, rows))
         for spec in self._signature.outputs:
             shape = outputs[spec.name].shape
             if shape[:1] != (len(rows),):
@@ -365,7 +307,7 @@ class _RowComparer:
                     f"output {spec.name!r} has shape {list(shape)} for {len(rows)} rows: it does not follow the "
                     "batch axis"
                 )
-        self.batches[len(rows)] = self.batches.get(len(rows), 0) + 1
+        self._runs.compared(len(rows))
         return outputs
 
     def _accepted_rows(self, kinds: Iterable[RowKind], ranges: Mapping[str, IntegerRange]) -> dict[str, Row]:
@@ -382,7 +324,7 @@ class _RowComparer:
 
     def _accepts(self, row: Row) -> bool:
         try:
-            self._first_run(row)
+            self._runs.first(row)
         except Exception:
             return False
         return True
@@ -465,9 +407,8 @@ class _RowComparer:
         if not _difference_at(self._signature, first, first, other, positions):
             return
         # The variation between runs is measured only here, because most devices compute the same each time.
-        self._unlimited = True
-        again = self._run_together(batch)
-        self._unlimited = False
+        with self._runs.without_limit():
+            again = self._run_together(batch)
         found = _difference_at(self._signature, first, again, other, positions)
         if found:
             raise _Mixes(f"{found} ({where})")

@@ -8,11 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from tensorferry.server.onnx.batching.row_comparison import (
-    ComparisonOutcome,
-    ComparisonSettings,
-    compare_rows,
-)
+from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings
+from tensorferry.server.onnx.batching.row_comparison import ComparisonOutcome, compare_rows
 from tensorferry.server.runtime.checks.sampling import Array, Run, random_inputs
 from tensorferry.server.signature import Signature
 

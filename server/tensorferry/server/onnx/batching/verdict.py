@@ -10,13 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings
 from tensorferry.server.onnx.batching.remedies import remedies_for
-from tensorferry.server.onnx.batching.row_comparison import (
-    ComparisonOutcome,
-    ComparisonSettings,
-    RowComparison,
-    compare_rows,
-)
+from tensorferry.server.onnx.batching.row_comparison import ComparisonOutcome, RowComparison, compare_rows
 from tensorferry.server.onnx.graph import BatchAnalysis, RowMixing, analyse_batching, operator_types
 from tensorferry.server.runtime.checks.sampling import Run, working_size
 from tensorferry.server.signature import Signature
