@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tensorferry.serving.errors import DeclarationError
 
-EMBEDDING, RERANK, CLASSIFY = TASKS = ("embedding", "rerank", "classify")
+EMBEDDING, TOKEN_EMBEDDING, RERANK, CLASSIFY = TASKS = ("embedding", "token_embedding", "rerank", "classify")
 MEAN, FIRST, LAST = POOLINGS = ("mean", "first", "last")
 AUTO = "auto"
 

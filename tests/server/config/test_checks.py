@@ -26,6 +26,7 @@ TLS = {"tls-certificate": "a.crt", "tls-key": "a.key"}
         ({"tls-key": "a.key"}, "tls-key is 'a.key', but there is no tls-certificate"),
         ({"tls-client-ca": "ca.crt"}, "tls-client-ca is 'ca.crt', but the port is not TLS"),
         ({**TLS, "auth-certificates": "c"}, "auth-certificates is 'c', but clients are not asked"),
+        ({"http-cors-origins": "https://a,app://b"}, "is 'https://a,app://b', but there is no HTTP port; give --http-port 8000"),
         ({"pad-values": "ids=0"}, "pad-values are given without pad-lengths; say what is padded"),
         ({"pad-lengths": "n=16", "max-batch-size": "0"}, "pad-lengths are given, but max-batch-size is 0"),
         ({"preferred-batch-sizes": "4,16", "max-batch-size": "8"}, "has 16, but max-batch-size is 8: choose sizes up to that"),

@@ -175,6 +175,11 @@ def two_vectors(text: Any) -> Any:
     return (np.zeros((len(text), 2), np.float32),) * 2
 
 
+@model(inputs={"text": STRING[-1]}, outputs={"v": FP32[-1, "tokens", 2]})
+def vectors_without_mask(text: Any) -> Any:
+    return np.zeros((len(text), 1, 2), np.float32)
+
+
 @model(inputs={"text": STRING[-1]}, outputs={"scores": FP32[-1, 2]})
 def scores(text: Any) -> Any:
     return np.zeros((len(text), 2), np.float32)
@@ -186,6 +191,10 @@ def scores(text: Any) -> Any:
         (
             pipeline("p", two_vectors, task="embedding"),
             "needs one output FP32.-1, size., but its outputs are",
+        ),
+        (
+            pipeline("p", vectors_without_mask, task="token_embedding"),
+            "needs one output FP32.-1, tokens, size. and the output attention_mask, INT64.-1, tokens., but",
         ),
         (pipeline("p", scores, task="rerank"), "needs 2 input.s. STRING.-1., but its inputs are"),
         (pipeline("p", scores, task="classify", labels=["a"]), "has 1 labels, but its output has 2 classes"),

@@ -35,6 +35,13 @@ first, last = (
     for pooling in ("first", "last")
 )
 pooled = pipeline("pooled", tokenizer("tokenizer.json"), onnx("minilm.onnx"), task="embedding")
+tokens = pipeline(
+    "tokens",
+    tokenizer("tokenizer.json"),
+    onnx("tokens.onnx"),
+    outputs=["last_hidden_state", "attention_mask"],
+    task="token_embedding",
+)
 rank = reranker("rank", tokenizer("tokenizer.json", input=("query", "text")), onnx("rank.onnx"))
 kind = classifier("kind", tokenizer("tokenizer.json"), onnx("kind.onnx"), labels=["a", "b", "c"])
 """
@@ -154,6 +161,22 @@ def test_each_pooling(server: ServerProcess, alone: Callable[..., Array]) -> Non
     assert answer["usage"] == {"prompt_tokens": 0, "total_tokens": 0}
 
 
+def test_vectors_of_all_tokens(server: ServerProcess, alone: Callable[..., Array]) -> None:
+    # More texts than a batch holds, so that they are divided by length.
+    for texts in (TEXTS[:1], TEXTS, TEXTS * 20):
+        for path in ("/embed_all", "/models/tokens/embed_all"):
+            answer = post(server, path, {"inputs": texts})
+            for given, text in zip(answer, texts, strict=True):
+                np.testing.assert_allclose(given, alone("tokens.onnx", text), atol=1e-5)
+
+
+def test_json_has_a_bound_for_vectors_of_tokens(server: ServerProcess) -> None:
+    # 32 tokens of 384 numbers each.
+    status, error = post(server, "/embed_all", {"inputs": ["a " * 30] * 86})
+    assert (status, error["error_type"]) == (422, "Validation")
+    assert "the 2752 tokens of 'inputs' have vectors of 384 numbers each, and JSON has at" in error["error"]
+
+
 def test_many_clients_get_their_own_vectors(server: ServerProcess, vectors: Array) -> None:
     def call(number: int) -> Any:
         return post(server, "/embed", {"model": "embed", "inputs": TEXTS[number % 3 :] * (1 + number % 50)})
@@ -210,7 +233,7 @@ def test_errors_have_the_form_of_their_path(server: ServerProcess) -> None:
         {"error": "model 'kind' takes single texts, and the request has pairs", "error_type": "Validation"},
     )
     assert post(server, "/v2/models/nothing", None)[0] == 404
-    several = "this path is for a server with one model, but 6 are ready; use /v2/models/NAME/infer"
+    several = "this path is for a server with one model, but 7 are ready; use /v2/models/NAME/infer"
     assert post(server, "/invocations", {"inputs": []}) == (400, {"error": several})
 
 
@@ -227,6 +250,13 @@ def test_errors_have_the_form_of_their_path(server: ServerProcess) -> None:
         ("/v1/embeddings", {"input": "\ud800", "model": "embed"}, "half a surrogate pair"),
         ("/embed", {"inputs": "a", "prompt_name": "query"}, "'prompt_name' is not supported"),
         ("/embed", {"inputs": "a", "truncation_direction": "Left"}, "'truncation_direction' must be"),
+        (
+            "/embed_all",
+            {"inputs": "a", "model": "embed"},
+            "has the task 'embedding', but this path needs 'token_",
+        ),
+        ("/embed_all", {"inputs": [1]}, "token ids are not taken"),
+        ("/embed_all", {"inputs": "a", "prompt_name": "query"}, "'prompt_name' is not supported"),
         ("/predict", {"inputs": [["a"], ["a", "b"]]}, "'inputs' must have one string each, or two"),
         ("/predict", {"inputs": {"a": 1}}, "'inputs' must be a string, a pair"),
         ("/rerank", {"query": "a"}, "neither 'documents', as Cohere has them, nor 'texts'"),

@@ -17,6 +17,7 @@ def check(config: ServerConfig) -> None:
     """Raise ConfigError for the first contradiction."""
     _check_models(config)
     _check_security(config)
+    _check_http(config)
     of_models = [config.for_model(name) for name in config.model_options]
     _check_options(_Given(config, [option.field for option in OPTIONS], [config, *of_models]))
     for (name, options), of_model in zip(config.model_options.items(), of_models, strict=True):
@@ -141,6 +142,14 @@ def _check_security(config: ServerConfig) -> None:
         raise ConfigError(
             f"auth-tokens is {str(config.auth_tokens)!r} and host is {config.host!r}, but without TLS the network can read "
             "the tokens; give --tls-certificate and --tls-key, or --auth-over-plaintext behind a proxy that terminates TLS"
+        )
+
+
+def _check_http(config: ServerConfig) -> None:
+    if config.http_cors_origins and config.http_port is None:
+        raise ConfigError(
+            f"http-cors-origins is {','.join(config.http_cors_origins)!r}, but there is no HTTP port; give --http-port 8000, or "
+            "leave it out"
         )
 
 

@@ -13,6 +13,7 @@ from tensorferry.server.transport.unread_responses import UnreadResponses
 class TransportState:
     """The open calls, the responses that clients have not read, the access control and the TLS files; None for neither.
 
+    `cors_origins` are those whose pages may call over HTTP.
     Call `open` before the transports start.
     """
 
@@ -21,6 +22,7 @@ class TransportState:
         self.calls = OpenCalls(config.max_calls)
         self.unread = UnreadResponses(config.max_unsent_bytes)
         self.access = access_control_for(config)
+        self.cors_origins = config.http_cors_origins
         self.requires_credentials = config.auth_tokens is not None or config.auth_certificates is not None
         self.tls: TlsFiles | None = None
 

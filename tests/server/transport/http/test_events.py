@@ -24,6 +24,7 @@ from tensorferry.server.transport.unread_responses import UnreadResponses
 
 # More than the buffers of a connection take.
 LARGE = b"x" * (8 << 20)
+LINES = b"Access-Control-Allow-Origin: *\r\nVary: Origin"
 
 
 class Events:
@@ -38,7 +39,7 @@ class Events:
         return self
 
     def route(self, method: str, path: str, fields: Mapping[str, str]) -> Routed:
-        return Routed(path, v2_form)
+        return Routed(path, v2_form, LINES)
 
     def refusal(self, connection: Connection, head: Head) -> None:
         return None
@@ -108,6 +109,14 @@ def test_a_connection_that_ends_with_its_response_ends_after_the_last_event(
     assert LARGE in answer
     assert b"second" in answer
     assert answer.endswith(b"third" if version == b"HTTP/1.0" else b"5\r\nthird\r\n0\r\n\r\n")
+
+
+def test_a_response_of_events_has_the_headers_of_its_route_once(serve: Serve) -> None:
+    client, _ = serve([b"first", b"second"], at_once=True, ends=True)
+    client.send(get("/", Connection="close"))
+    head, _, events = rest(client).partition(b"\r\n\r\n")
+    assert head.count(LINES) == 1
+    assert events == b"5\r\nfirst\r\n6\r\nsecond\r\n0\r\n\r\n"
 
 
 def test_a_client_that_reads_no_events_is_ended(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

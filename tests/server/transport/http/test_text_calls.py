@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.text import openai, rerank, tei
+from tensorferry.server.transport.http.text.requests import TextForm
 from tensorferry.server.transport.http.text.text_call import (
     TextEndpoint,
     TextResult,
@@ -21,6 +23,7 @@ from tensorferry.server.transport.http.text.text_call import (
 ENDPOINTS: dict[str, tuple[TextEndpoint, dict[str, Any]]] = {
     "embeddings": (openai.embeddings, {"input": ["a", "b"], "encoding_format": "float", "dimensions": 2}),
     "embed": (tei.embed, {"inputs": ["a", "b"], "dimensions": 1, "truncation_direction": "right"}),
+    "embed_all": (tei.embed_all, {"inputs": ["a", "b"], "truncation_direction": "right"}),
     "predict": (tei.predict, {"inputs": [["a", "b"], ["c", "d"]], "raw_scores": True}),
     "rerank": (rerank.rerank, {"query": "q", "documents": ["a", {"text": "b"}], "top_n": 1}),
     "texts": (rerank.rerank, {"query": "q", "texts": ["a", "b"], "return_text": True}),
@@ -54,12 +57,36 @@ def check(endpoint: TextEndpoint, fields: dict[str, Any]) -> None:
     assert 0 < count <= 2048
     assert all(len(column) == count and set(map(type, column)) == {str} for column in call.columns)
     values = np.linspace(0, 1, 4 * count, dtype=np.float32).reshape(count, 4)
+    of_task = {"rerank": values[:, 0], "token_embedding": values.reshape(count, 2, 2)}.get(call.task, values)
     try:
-        call.answer(TextResult("m", values if call.task != "rerank" else values[:, 0], 3, "abcd"))
+        call.answer(TextResult("m", of_task, [1] * count, "abcd"))
     except HttpError as error:
         # More dimensions than the model has are one of the client.
         if error.status != 400:
             raise
+
+
+def test_padding_has_no_vectors() -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3, 1)
+    answer = tei.embed_all({"inputs": ["a", "b"]}).answer
+    assert answer(TextResult("m", values, [1, 3], ())) == b"[[[0]],[[3],[4],[5]]]"
+    with pytest.raises(HttpError, match="the model gave 3 vectors for a text of 4 tokens") as failed:
+        answer(TextResult("m", values, [1, 4], ()))
+    assert failed.value.status == 500
+
+
+def test_padding_before_a_token_is_refused() -> None:
+    message = pb.ModelInferResponse(model_name="m")
+    for name, datatype, array in (
+        ("vectors", "FP32", np.zeros((1, 3, 1), "<f4")),
+        ("attention_mask", "INT64", np.array([[0, 1, 1]], "<i8")),
+    ):
+        message.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        message.raw_output_contents.append(array.tobytes())
+    form = TextForm(tei.embed_all({"inputs": "a"}), ())
+    with pytest.raises(HttpError, match="padding before a token") as failed:
+        form.response([message.SerializeToString()])
+    assert failed.value.status == 500
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=5))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from tensorferry.server.config.option import OptionScope, option
 from tensorferry.server.config.parsers import (
+    Parser,
     host_name,
     integer,
     integer_or_auto,
@@ -14,6 +16,28 @@ from tensorferry.server.config.parsers import (
     seconds,
     size,
     switch,
+)
+
+# Means the pages of every origin.
+ANY_ORIGIN = "*"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._~:\[\]-]+")
+# Ports that browsers leave out of an origin.
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+
+def _parse_origins(text: str) -> tuple[str, ...]:
+    parts = [part.strip().lower() for part in text.split(",")]
+    origins = tuple(part.removesuffix(_DEFAULT_PORTS.get(part.partition("://")[0], "")) for part in parts)
+    if origins != (ANY_ORIGIN,) and not all(map(_ORIGIN.fullmatch, origins)):
+        raise ValueError
+    return origins
+
+
+_origins = Parser(
+    _parse_origins,
+    "* or origins such as https://example.com, without a path, separated by commas",
+    "list of origins",
+    "ORIGIN|*",
 )
 
 
@@ -38,6 +62,14 @@ class NetworkOptions:
         port_or_none,
         "port of HTTP/1.1 with the same protocol, on --host; 0 picks a free port and prints it; none: no HTTP",
         scope=OptionScope.STANDALONE,
+    )
+    http_cors_origins: tuple[str, ...] = option(
+        (),
+        _origins,
+        "origins whose web pages may call the HTTP port from a browser (CORS), such as https://example.com, * for all; not for "
+        "methods that change the server; can be given several times",
+        scope=OptionScope.STANDALONE,
+        separator=",",
     )
     transport: str = option(
         "auto",

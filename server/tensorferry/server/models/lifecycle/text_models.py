@@ -32,6 +32,7 @@ from tensorferry.serving.text_tasks import (
     LAST,
     MEAN,
     RERANK,
+    TOKEN_EMBEDDING,
     TextHead,
     TextTask,
 )
@@ -116,19 +117,24 @@ def _pooling_in(file: Path) -> str:
 def check_task(name: str, task: TextTask, signature: Signature) -> None:
     """Raise StartError unless a model with this signature can do the task."""
     texts = [spec for spec in signature.inputs if _is(spec, "BYTES", 1) and not spec.binary]
-    wanted = {EMBEDDING: (1,), RERANK: (2,), CLASSIFY: (1, 2)}[task.kind]
+    wanted = {EMBEDDING: (1,), TOKEN_EMBEDDING: (1,), RERANK: (2,), CLASSIFY: (1, 2)}[task.kind]
     if len(texts) != len(signature.inputs) or len(texts) not in wanted:
         raise StartError(
             f"model {name!r} has the task {task.kind!r}, which needs {' or '.join(map(str, wanted))} input(s) STRING[-1], but its "
             f"inputs are {', '.join(map(str, signature.inputs))}; a tokenizer must give all inputs of the encoder"
         )
-    outputs = [spec for spec in signature.outputs if _is(spec, "FP32", 1 if task.kind == RERANK else 2)]
+    rank = {RERANK: 1, TOKEN_EMBEDDING: 3}.get(task.kind, 2)
+    outputs = [spec for spec in signature.outputs if _is(spec, "FP32", rank)]
     named = {RERANK: "score", CLASSIFY: "scores"}.get(task.kind)
     fitting = [spec for spec in outputs if named in (None, spec.name)]
-    if len(fitting) != 1:
-        output = {EMBEDDING: "one output FP32[-1, size]", RERANK: "an output score, FP32[-1]"}.get(
-            task.kind, "an output scores, FP32[-1, labels]"
-        )
+    masked = any(spec.name == "attention_mask" and _is(spec, "INT64", 2) for spec in signature.outputs)
+    if len(fitting) != 1 or (task.kind == TOKEN_EMBEDDING and not masked):
+        output = {
+            EMBEDDING: "one output FP32[-1, size]",
+            TOKEN_EMBEDDING: "one output FP32[-1, tokens, size] and the output attention_mask, INT64[-1, tokens]",
+            RERANK: "an output score, FP32[-1]",
+            CLASSIFY: "an output scores, FP32[-1, labels]",
+        }[task.kind]
         raise StartError(
             f"model {name!r} has the task {task.kind!r}, which needs {output}, but its outputs are "
             f"{', '.join(map(str, signature.outputs))}"

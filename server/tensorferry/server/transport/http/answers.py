@@ -104,7 +104,9 @@ def chunk(data: bytes) -> bytes:
 
 
 def with_header(data: bytes, line: bytes) -> bytes:
-    """Return a response with one more header."""
+    """Return a response with one more header, or several lines of them; unchanged for an empty line."""
+    if not line:
+        return data
     end = data.index(b"\r\n") + 2
     return data[:end] + line + b"\r\n" + data[end:]
 

@@ -11,7 +11,9 @@ from functools import partial
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.transport.http.answers import error_response, response_of
 from tensorferry.server.transport.http.connection import Exchange
+from tensorferry.server.transport.http.cors import cross_origin
 from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.heads import Router
 from tensorferry.server.transport.http.inference_calls import InferenceCalls
 from tensorferry.server.transport.http.method_calls import MethodCalls
 from tensorferry.server.transport.http.routes import INFER, routed
@@ -38,7 +40,8 @@ class InferenceApplication:
         # Whether a web page can call this server by a name of its own that resolves to this machine.
         local = ipaddress.ip_address(listening.getsockname()[0]).is_loopback
         local = local and shared.tls is None and not shared.requires_credentials
-        self.route = partial(routed, local=local)
+        route: Router = partial(routed, local=local)
+        self.route = cross_origin(route, shared.cors_origins) if shared.cors_origins else route
         self.methods = MethodCalls(service, extensions, shared.access, on_loop)
         self.inferences = InferenceCalls(service, shared, self.methods, loop, on_loop)
         self.refusal, self.max_body_bytes = self.methods.refusal, self.methods.max_body_bytes

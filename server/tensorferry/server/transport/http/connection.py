@@ -292,9 +292,12 @@ class Connection(asyncio.Protocol):
         self._ends = not head.keep_alive or self._owner.draining
         if self._ends:
             data = with_header(data, b"Connection: close")
-        elif head.is_old:
+        if head.is_plain:
+            return data
+        if head.is_old and not self._ends:
             # Without this, such a client waits for the end of the connection.
             data = with_header(data, b"Connection: keep-alive")
+        data = with_header(data, head.lines)
         return without_body(data) if head.method == "HEAD" else data
 
     def count_unread(self, nbytes: int) -> UnreadResponsesError | None:
@@ -313,7 +316,7 @@ class Connection(asyncio.Protocol):
 
     def _head_of_events(self, head: Head) -> bytes:
         self._ends = not head.keep_alive or head.is_old or self._owner.draining
-        return head_of_events(chunked=not head.is_old, closes=self._ends)
+        return with_header(head_of_events(chunked=not head.is_old, closes=self._ends), head.lines)
 
     def _events_sent(self) -> None:
         events, self._unsent_events = self._unsent_events, []
@@ -376,10 +379,11 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, error: HttpError, head: Head | None = None) -> None:
         """Answer a request that cannot be read, and close the connection."""
-        form = v2_form if head is None else head.errors
+        form, lines = (v2_form, b"") if head is None else (head.errors, head.lines)
         self._head = self._chunks = None
         self._parts, self._data = [], b""
-        self._transport.write(with_header(error_response(error, form), b"Connection: close"))
+        data = with_header(error_response(error, form), b"Connection: close")
+        self._transport.write(with_header(data, lines))
         self._discard = _DISCARD_BYTES
         self._started(_DISCARD_SECONDS)
         if self._transport.can_write_eof():
@@ -414,7 +418,8 @@ class Connection(asyncio.Protocol):
         elif self._discard is not None or self.idle:
             self._transport.close()
         else:
-            self._fail(HttpError(408, f"the request did not arrive within {self._allowed_seconds:.0f} s"))
+            late = HttpError(408, f"the request did not arrive within {self._allowed_seconds:.0f} s")
+            self._fail(late, self._head)
 
     def end_if_idle(self) -> None:
         """Close the connection, unless a request is in progress, or the first one is still to come."""

@@ -61,7 +61,10 @@ def _cohere_form(error: HttpError) -> ErrorBody:
 _FORMS: tuple[tuple[re.Pattern[str], ErrorForm], ...] = (
     (re.compile("/v[12]/rerank"), _cohere_form),
     (re.compile("/v1(/.*)?"), _openai_form),
-    (re.compile("(/models/[^/]+)?(/|/embed|/predict|/rerank)|/models/[^/]+|/info|/health"), _tei_form),
+    (
+        re.compile("(/models/[^/]+)?(/|/embed|/embed_all|/predict|/rerank)|/models/[^/]+|/info|/health"),
+        _tei_form,
+    ),
 )
 
 

@@ -28,10 +28,14 @@ _ONCE = frozenset(
 
 
 class Routed(NamedTuple):
-    """What serves a request, or the error that answers it, and the form of its errors."""
+    """What serves a request, or the error that answers it, and the form of its errors.
+
+    `lines` are headers of each response, without the last line break; empty for none.
+    """
 
     target: Any
     errors: ErrorForm
+    lines: bytes = b""
 
 
 # Returns this for a method, a path without its query, and the fields by their lower-case names.
@@ -43,7 +47,8 @@ class Head:
 
     `fields` have lower-case names. `length` is that of the body, unless it is `chunked`. `json_length` is the header
     Inference-Header-Content-Length, `timeout` the seconds of X-Request-Timeout; None without them. `is_old` means HTTP/1.0.
-    `target` and `errors` are as in `Routed`. `path` is as it came, without the query.
+    `target`, `errors` and `lines` are as in `Routed`. `path` is as it came, without the query. With `is_plain`, the response
+    is sent as it was made.
     """
 
     def __init__(
@@ -60,7 +65,8 @@ class Head:
         self.accepts_gzip = _accepts_gzip(values.get("accept-encoding", ""))
         self.json_length = _natural(values, "inference-header-content-length")
         self.timeout = _seconds(values.get("x-request-timeout"))
-        self.target, self.errors = route(method, path, values)
+        self.target, self.errors, self.lines = route(method, path, values)
+        self.is_plain = not (self.is_old or self.lines or method == "HEAD")
 
 
 def parse_head(block: bytes, route: Router) -> Head:

@@ -308,6 +308,7 @@ _ROUTES = [
         ("/v1/models", Route("GET", "RepositoryIndex", openai.models, describes=True)),
         ("/v1/models/(?P<name>.+)", Route("GET", "RepositoryIndex", openai.model, describes=True)),
         (f"(?:{_NAMED})?/embed", _text(tei.embed)),
+        (f"(?:{_NAMED})?/embed_all", _text(tei.embed_all)),
         # To which clients of Hugging Face send texts.
         (f"(?:{_NAMED})?/", _text(tei.embed)),
         (_NAMED, _text(tei.embed)),

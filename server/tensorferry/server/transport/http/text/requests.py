@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, decode_raw
@@ -22,9 +25,10 @@ from tensorferry.server.transport.http.text.text_call import (
     check_values,
     names_of,
 )
+from tensorferry.serving.text_tasks import TOKEN_EMBEDDING
 
 Models = Callable[[], Sequence[pb.ModelMetadataResponse]]
-_TOKENS = "tokens"
+_TOKENS, _MASK = "tokens", "attention_mask"
 
 
 class TextForm(NamedTuple):
@@ -46,11 +50,11 @@ class TextForm(NamedTuple):
             for tensor, raw in zip(message.outputs, message.raw_output_contents, strict=True)
         ]
         check_values(arrays[0], self.labels)
-        tokens = int(arrays[1].sum()) if len(arrays) > 1 else 0
+        counts = _token_counts(arrays[1]) if arrays[1:] else ()
         # The name by which the client asked, because clients compare it.
         name = self.call.model or message.model_name
         return response(
-            200, self.call.answer(TextResult(name, arrays[0].astype("<f4", copy=False), tokens, self.labels))
+            200, self.call.answer(TextResult(name, arrays[0].astype("<f4", copy=False), counts, self.labels))
         )
 
 
@@ -84,8 +88,9 @@ class TextRequests:
             message.inputs.add(name=spec.name, datatype="BYTES", shape=[len(column)])
             message.raw_input_contents.append(raw_contents(spec.name, "BYTES", [len(column)], column))
         message.outputs.add(name=_output(model, call))
-        if any(spec.name == _TOKENS for spec in model.outputs):
-            message.outputs.add(name=_TOKENS)
+        counts = _MASK if call.task == TOKEN_EMBEDDING else _TOKENS
+        if any(spec.name == counts for spec in model.outputs):
+            message.outputs.add(name=counts)
         return message.SerializeToString(), TextForm(call, json.loads(model.properties.get("labels", "[]")))
 
     def _model(self, call: TextCall) -> pb.ModelMetadataResponse:
@@ -122,6 +127,8 @@ class TextRequests:
             return (
                 f"give one as 'model', or in the path, as /models/NAME/embed: {', '.join(map(repr, names))}"
             )
+        if task == TOKEN_EMBEDDING:
+            return f"declare one by pipeline(..., task={task!r}) of tensorferry.serving"
         return "declare one by embeddings(), reranker() or classifier() of tensorferry.serving"
 
 
@@ -144,4 +151,16 @@ def _output(model: pb.ModelMetadataResponse, call: TextCall) -> str:
                 400, f"model {model.name!r} has no output {call.output!r}, which this request needs"
             )
         return call.output
-    return next(spec.name for spec in model.outputs if spec.datatype == "FP32" and len(spec.shape) == 2)
+    rank = 3 if call.task == TOKEN_EMBEDDING else 2
+    return next(spec.name for spec in model.outputs if spec.datatype == "FP32" and len(spec.shape) == rank)
+
+
+def _token_counts(tokens: npt.NDArray[Any]) -> Sequence[int]:
+    """Return the number of tokens of each text, from these numbers or from their mask. HttpError for padding before tokens."""
+    by_text = tokens.reshape(len(tokens), -1)
+    if (np.diff(by_text) > 0).any():
+        raise HttpError(
+            500, f"the output {_MASK!r} of the model has padding before a token; it must be after the tokens"
+        )
+    counts: list[int] = by_text.sum(axis=1, dtype="i8").tolist()
+    return counts

@@ -1,4 +1,4 @@
-"""Endpoints of Hugging Face's Text Embeddings Inference: /embed, /predict and /info."""
+"""Endpoints of Hugging Face's Text Embeddings Inference: /embed, /embed_all, /predict and /info."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.transport.http.answers import dumps, json_response
 from tensorferry.server.transport.http.errors import HttpError
-from tensorferry.server.transport.http.json_fields import Fields
+from tensorferry.server.transport.http.json_fields import MAX_VALUES, Fields
 from tensorferry.server.transport.http.text.text_call import (
     TextCall,
     TextResult,
@@ -22,23 +22,56 @@ from tensorferry.server.transport.http.text.text_call import (
     texts_in,
     vectors_as_json,
 )
-from tensorferry.serving.text_tasks import CLASSIFY, EMBEDDING, RERANK
+from tensorferry.serving.text_tasks import CLASSIFY, EMBEDDING, RERANK, TOKEN_EMBEDDING
 
 # By task. The form of TEI's model types.
-_TYPES: Mapping[str, str] = {EMBEDDING: "embedding", RERANK: "reranker", CLASSIFY: "classifier"}
+_TYPES: Mapping[str, str] = {
+    EMBEDDING: "embedding",
+    TOKEN_EMBEDDING: "embedding",
+    RERANK: "reranker",
+    CLASSIFY: "classifier",
+}
 
 
 def embed(fields: Fields) -> TextCall:
     """Parse a call of /embed."""
+    answer = partial(_vectors, dimensions=number_in(fields, "dimensions"))
+    return TextCall(EMBEDDING, model_in(fields), (_texts(fields),), answer)
+
+
+def embed_all(fields: Fields) -> TextCall:
+    """Parse a call of /embed_all, which is answered with the vector of each token."""
+    return TextCall(TOKEN_EMBEDDING, model_in(fields), (_texts(fields),), _vectors_of_tokens)
+
+
+def _texts(fields: Fields) -> Sequence[str]:
     check_truncation(fields)
     if fields.get("prompt_name") is not None:
         raise HttpError(400, "'prompt_name' is not supported; send the prompt as the beginning of the text")
-    answer = partial(_vectors, dimensions=number_in(fields, "dimensions"))
-    return TextCall(EMBEDDING, model_in(fields), (texts_in(fields, "inputs"),), answer)
+    return texts_in(fields, "inputs")
 
 
 def _vectors(result: TextResult, *, dimensions: int | None) -> bytes:
-    return b"[" + ",".join(vectors_as_json(shortened(result.values, dimensions))).encode() + b"]"
+    return _list(vectors_as_json(shortened(result.values, dimensions))).encode()
+
+
+def _vectors_of_tokens(result: TextResult) -> bytes:
+    """Return the vectors of the tokens, which are at the start of each row, before its padding."""
+    _, length, size = result.values.shape
+    if length < max(result.counts):
+        raise HttpError(500, f"the model gave {length} vectors for a text of {max(result.counts)} tokens")
+    if result.tokens * size > MAX_VALUES:
+        raise HttpError(
+            400,
+            f"the {result.tokens} tokens of 'inputs' have vectors of {size} numbers each, and JSON has at most {MAX_VALUES} "
+            "numbers; send fewer texts at once, or call the model by the v2 protocol with binary tensors",
+        )
+    texts = zip(result.values, result.counts, strict=True)
+    return _list([_list(vectors_as_json(vectors[:count])) for vectors, count in texts]).encode()
+
+
+def _list(parts: Sequence[str]) -> str:
+    return f"[{','.join(parts)}]"
 
 
 def check_truncation(fields: Fields) -> None:

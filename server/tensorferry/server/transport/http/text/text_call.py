@@ -25,14 +25,19 @@ _TOKEN_IDS = (
 class TextResult(NamedTuple):
     """What a model gave for the texts of a call, in their order.
 
-    `values` are FP32: vectors, scores or scores of classes, one row a text. `tokens` is their number in all texts, 0 if the
-    model does not say. `labels` are the names of classes.
+    `values` are FP32: vectors, vectors of tokens, scores or scores of classes, one row a text. `counts` has the number of tokens
+    of each text; it is empty if the model does not say. `labels` are the names of classes.
     """
 
     model: str
     values: npt.NDArray[np.float32]
-    tokens: int
+    counts: Sequence[int]
     labels: Sequence[str]
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of all texts; 0 if the model does not say."""
+        return sum(self.counts)
 
 
 class TextCall(NamedTuple):
