@@ -16,6 +16,7 @@ from tensorferry.protos.standard import reflection_pb2 as standard
 from tensorferry.server.app import App
 from tensorferry.server.names import REFLECTION_SERVICES
 from tensorferry.server.system.addresses import address_of
+from tensorferry.server.transport.lane import batched_sends
 from tensorferry.server.transport.lane.tcp_cork import TcpCork
 
 
@@ -84,6 +85,7 @@ def test_both_versions_of_reflection_answer_every_kind_of_request(make: Make, se
         request(all_extension_numbers_of_type="inference.ModelInferRequest"),
         request(all_extension_numbers_of_type="other.Name"),
         request(),
+        request(file_containing_symbol="inference.GRPCInferenceService.ModelInfer"),
     ]
     with connect(app) as channel:
         ask = channel.stream_stream(
@@ -93,7 +95,7 @@ def test_both_versions_of_reflection_answer_every_kind_of_request(make: Make, se
         )
         answers = list(ask(iter(requests), timeout=PATIENCE))
     assert [answer.original_request for answer in answers] == requests
-    assert len(answers[0].file_descriptor_response.file_descriptor_proto) == 2
+    assert [len(answers[at].file_descriptor_response.file_descriptor_proto) for at in (0, 7)] == [2, 2]
     assert answers[4].all_extension_numbers_response.base_type_name == "inference.ModelInferRequest"
     codes = [answers[number].error_response.error_code for number in (1, 2, 3, 5, 6)]
     not_found, invalid = (
@@ -114,6 +116,7 @@ def test_the_responses_of_one_batch_to_one_connection_are_sent_together(
         corked.append((count, len(self.corked)))
 
     monkeypatch.setattr(TcpCork, "begin", recording)
+    monkeypatch.setattr(batched_sends, "_HANDOVER_SECONDS", PATIENCE)
     # A batch starts when it is full, so all eight requests are in one.
     app = make(max_batch_size=8, max_queue_delay=PATIENCE)
     app.start()

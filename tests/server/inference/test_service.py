@@ -176,6 +176,25 @@ def test_very_many_rows_without_columns_are_refused(serve: Serve) -> None:
         infer(serve(lambda inputs: {"y": inputs["x"]}), message)
 
 
+def test_no_rows_of_an_output_that_no_array_can_hold_are_refused(serve: Serve) -> None:
+    wide = signature(spec("x", "FP32", "batch", "n"), outputs=(spec("y", "FP32", "batch", "n", 768),))
+    message = request({"x": fp32(0, 0)})
+    message.inputs[0].shape[:] = [0, 1 << 59]
+    with pytest.raises(InvalidRequestError, match=r"output 'y' of model 'm': .* larger than an array can be"):
+        infer(serve(lambda inputs: {"y": inputs["x"]}, signature=wide), message)
+
+
+def test_each_raw_bool_reaches_the_model_as_0_or_1(serve: Serve) -> None:
+    """ONNX Runtime's Compress counts 255 as 255 rows, and answers with memory of other requests."""
+    bools = signature(spec("x", "BOOL", "batch", "n"), outputs=(spec("y", "BOOL", "batch", "n"),))
+    service = serve(lambda inputs: {"y": inputs["x"]}, signature=bools)
+    for raw in (b"\0\2\xff\1", b"\0\1\0\1", b"\3\0\1\x80"):
+        # All but the first have the same template.
+        message = request({"x": np.zeros((1, 4), bool)})
+        message.raw_input_contents[0] = raw
+        assert infer(service, message).raw_output_contents[0] == bytes(map(bool, raw))
+
+
 def microseconds(value: int) -> dict[str, pb.InferParameter]:
     return {"timeout": pb.InferParameter(int64_param=value)}
 

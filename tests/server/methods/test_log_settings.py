@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from polling import PATIENCE
 from support.server import log_lines
 
 from tensorferry.protos import inference_pb2 as pb
@@ -26,8 +27,9 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
 @pytest.fixture(autouse=True)
-def _root() -> Iterator[None]:
-    """Restores the root logger after the test."""
+def _root(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Waits for the writer as long as it takes, and restores the root logger after the test."""
+    monkeypatch.setattr(logs.LogOutput.flush, "__defaults__", (PATIENCE,))
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

@@ -48,6 +48,8 @@ def test_a_damaged_message_is_refused() -> None:
         decompress(compressed[:-9], MAX_BYTES)
     with pytest.raises(InvalidRequestError, match="is damaged"):
         decompress(compressed[:100] + b"\xff" * 100 + compressed[200:], MAX_BYTES)
+    with pytest.raises(InvalidRequestError, match="has other bytes after its end"):
+        decompress(compressed + gzip.compress(b"\x0a\x01m"), MAX_BYTES)
 
 
 def test_a_message_that_only_begins_like_a_compressed_one_is_unchanged() -> None:

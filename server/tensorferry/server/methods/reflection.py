@@ -93,7 +93,12 @@ class ReflectionService:
         return _files(self._pool.FindFileByName(request.file_by_filename))
 
     def _file_containing_symbol(self, request: _Request) -> _Response:
-        return _files(self._pool.FindFileContainingSymbol(request.file_containing_symbol))
+        symbol = request.file_containing_symbol
+        try:
+            return _files(self._pool.FindFileContainingSymbol(symbol))
+        except KeyError:
+            # Protobuf does not find methods by it.
+            return _files(self._pool.FindMethodByName(symbol).containing_service.file)
 
     def _file_containing_extension(self, request: _Request) -> _Response:
         query = request.file_containing_extension

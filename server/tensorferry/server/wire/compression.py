@@ -53,7 +53,9 @@ def decompress(data: bytes, max_bytes: int) -> bytes:
             f"the compressed message of {len(data)} bytes unpacks to more than {allowed} bytes; this server takes "
             f"{ALWAYS_ALLOWED_BYTES} bytes, or {MAX_RATIO} times what is sent: send it without compression"
         )
-    if decompressor.eof:
+    if decompressor.unused_data:
+        damage = "has other bytes after its end: send it as one gzip member"
+    elif decompressor.eof:
         return message
     if not is_gzip and len(data) <= max_bytes:
         # Probably no compressed message: parsing decides.

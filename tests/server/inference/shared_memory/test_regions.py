@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from pathlib import Path
@@ -151,6 +152,17 @@ def test_a_failed_write_is_an_error(regions: Regions, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(LimitError, match="region 'r' cannot be written to: No space left on device"):
         span.write(memoryview(b"x"))
+
+
+def test_a_process_that_can_open_no_more_files_is_at_a_limit(
+    regions: Regions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(LimitError, match="Unable to open shared memory region: 'key': Too many open files"):
+        regions.register_system("r", "key", 0, 64)
 
 
 def test_short_reads_and_writes_are_continued(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,9 @@ from tensorferry.server.wire.parameters import text_parameters
 
 InputMessage = pb.ModelInferRequest.InferInputTensor
 
+# By byte of a raw BOOL. ONNX Runtime miscounts bytes other than 0 and 1, and its outputs then have memory of others.
+_AS_BOOL = b"\0" + b"\1" * 255
+
 
 class InputContents(NamedTuple):
     """Where the contents of a request's inputs are, by name. An input in none of these has typed contents.
@@ -169,6 +172,8 @@ def decode_input(
             )
         if span is not None:
             raw = span.read()
+        if kind.name == "BOOL":
+            raw = raw.translate(_AS_BOOL)
         if kind.size:
             return Tensor(kind.storage, shape, raw)
         array = decode_raw(raw, kind, shape)

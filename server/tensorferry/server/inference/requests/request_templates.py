@@ -104,11 +104,15 @@ Match: TypeAlias = tuple[RequestTemplate, str, bytes, tuple[Tensor, ...], Sequen
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A template with its layout. `tensors` has dtype, shape, start and stop of each of the model's inputs."""
+    """A template with its layout. `tensors` has dtype, shape, start and stop of each of the model's inputs.
+
+    `bools` has start and stop of those of datatype BOOL.
+    """
 
     template: RequestTemplate
     layout: MessageLayout
     tensors: tuple[tuple[np.dtype[Any], tuple[int, ...], int, int], ...]
+    bools: tuple[tuple[int, int], ...]
 
 
 class RequestTemplateCache:
@@ -136,6 +140,10 @@ class RequestTemplateCache:
                 if data[start : start + len(fixed)] != fixed:
                     break
             else:
+                for start, stop in entry.bools:
+                    if data[start:stop].translate(None, b"\0\1"):
+                        # Decoding makes each byte 0 or 1.
+                        return None
                 start, stop = layout.id
                 try:
                     request_id = str(data[start:stop], "utf-8")
@@ -319,7 +327,8 @@ def _entry_of(
         (tensor.dtype, tensor.shape, *raws[spec.name])
         for spec, tensor in zip(inputs, decoded.tensors, strict=True)
     ]
-    return _Entry(template, layout, tuple(tensors))
+    bools = tuple([raws[spec.name] for spec in inputs if spec.datatype.name == "BOOL"])
+    return _Entry(template, layout, tuple(tensors), bools)
 
 
 def message_layout(data: bytes) -> MessageLayout | None:

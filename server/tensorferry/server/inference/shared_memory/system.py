@@ -7,6 +7,7 @@ change what was checked.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ DIRECTORY = Path("/dev/shm")
 # Reserved by Triton for its own files.
 _RESERVED_KEYS = "triton_python_backend_shm_region_"
 _MAX_KEY_BYTES = 255
+# Errors of a process or machine that can open no more files.
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +106,8 @@ def _open_file(path: Path, key: str) -> int:
         # Follows no symbolic link and does not wait for a pipe.
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise NotFoundError(
-            f"Unable to open shared memory region: {truncate(key)!r}: {error.strerror}"
-        ) from None
+        kind = LimitError if error.errno in _NO_ROOM else NotFoundError
+        raise kind(f"Unable to open shared memory region: {truncate(key)!r}: {error.strerror}") from None
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise NotFoundError(f"Unable to open shared memory region: {truncate(key)!r}: it is no shared memory")

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorferry.batcher import Tensor
+from tensorferry.protos.tensors import TensorError, element_count
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.signature import Signature, TensorSpec
 
@@ -19,12 +20,18 @@ def empty_outputs(
     """Return the outputs of a batched model for no rows. `tensors` are the request's, in the signature's order.
 
     An output's dimension is known if it is fixed or has the name of an input's dimension. InvalidRequestError for an
-    output of unknown shape.
+    output of unknown shape, or of one that no array can have.
     """
     named = signature.named_lengths(tensor.shape for tensor in tensors)
-    return {
-        spec.name: np.empty((0, *_row_shape(model, spec, named)), spec.datatype.storage) for spec in outputs
-    }
+    empty = {}
+    for spec in outputs:
+        shape = (0, *_row_shape(model, spec, named))
+        try:
+            element_count(shape)
+        except TensorError as error:
+            raise InvalidRequestError(f"output {spec.name!r} of model {model!r}: {error}") from None
+        empty[spec.name] = np.empty(shape, spec.datatype.storage)
+    return empty
 
 
 def _row_shape(model: str, spec: TensorSpec, named: Mapping[str, int | None]) -> list[int]:
