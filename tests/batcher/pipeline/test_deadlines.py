@@ -72,6 +72,8 @@ class TestWithLearnedTimes:
         pipeline = puppets.pipeline(puppets.stage("first", add_one, "w", "x"), *stages, inputs=["w"])
         puppets.runners["first"].release()
         send(pipeline, {"w": [0.0]})[1].await_outcome()
+        # A worker learns a batch's time after the answer.
+        assert pipeline.wait_idle()
         now = puppets.clock.now()
         running = send(pipeline, {"w": [1.0]})[1]
         puppets.runners["first"].await_batches(2)

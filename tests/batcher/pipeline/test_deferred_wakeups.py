@@ -38,6 +38,8 @@ def test_a_whole_batch_arrives_before_the_next_stage_starts(puppets: Puppets) ->
     puppets.runners["b"].open()
     puppets.runners["a"].release()
     answer(first)
+    # The second stage's worker waits again.
+    puppets.clock.await_sleepers(1)
     puppets.runners["a"].open()
     assert [answer(recorder) for recorder in recorders] == [[2 * (x + 1)] for x in range(1, 9)]
     assert puppets.rows("b") == [[1], list(range(2, 10))]
@@ -89,6 +91,8 @@ def test_models_of_others_get_the_requests_of_an_inline_run_once_it_is_over(pupp
         puppets.stage("a", add_one, "x", "m", gated=False, max_batch_size=8),
         Stage("b", lambda: StageModel(other), {"in": "m"}, {"out": "y"}),
     )
+    # The worker of the other model waits, too.
+    puppets.clock.await_sleepers(2)
     recorder = send_here(pipeline, [1])[1]
     assert answer(recorder) == [4]
     assert wakeups.queued == [1]

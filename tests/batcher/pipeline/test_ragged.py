@@ -24,6 +24,11 @@ def count_up(inputs: Mapping[str, Any]) -> Any:
     }
 
 
+def test_strings_keep_their_nuls_at_the_end() -> None:
+    assert stack_rows(["a\0", "b"], "an output").tolist() == ["a\0", "b"]
+    assert stack_rows([[b"a\0"], [b"b", b"\0"]], "an output").tolist() == [[b"a\0", b""], [b"b", b"\0"]]
+
+
 class Model:
     """A model that keeps the shapes of its batches, and sums what the mask leaves."""
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.batcher.pipelines import Puppets, add_one, answer, double, send, send_here
+from polling import until
+from support.batcher.pipelines import Puppets, add_one, answer, double, queued, send, send_here
 from support.batcher.rig import Recorder, enqueue, result
 
 from tensorferry.batcher import (
@@ -34,6 +35,7 @@ def test_stages_run_in_their_order_and_each_forms_its_own_batches(puppets: Puppe
     b.await_batches(1)
     assert not first.outcomes
     a.release()
+    until(lambda: queued(pipeline, "b") == 3)
     b.open()
     assert [answer(recorder) for recorder in (first, *others)] == [[4], [6], [8], [10]]
     assert puppets.rows("a") == [[1], [2, 3, 4]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tensorferry.server.runtime.checks.load_budget import LoadBudget
+from tensorferry.server.runtime.checks.load_budget import _LEAST_SECONDS, LoadBudget
 
 
 class HandClock:
@@ -17,7 +17,7 @@ class HandClock:
 
 def test_a_fast_model_has_a_second() -> None:
     clock = HandClock()
-    budget = LoadBudget(clock=clock)
+    budget = LoadBudget(_LEAST_SECONDS, clock)
     assert budget.allows(10**6), "the time of a row is unknown"
     budget.row_took(0.001)
     assert budget.allows(1000)
@@ -30,7 +30,7 @@ def test_a_fast_model_has_a_second() -> None:
 
 def test_a_slow_model_has_the_time_of_ten_rows() -> None:
     clock = HandClock()
-    budget = LoadBudget(clock=clock)
+    budget = LoadBudget(_LEAST_SECONDS, clock)
     for took in (9.0, 3.0, 4.0):
         budget.row_took(took)
     clock.now += 16.0

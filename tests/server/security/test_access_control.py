@@ -226,6 +226,25 @@ class TestTheFile:
         AccessControl(tokens=path).open()
         assert f"{path} has no entries" in caplog.text
 
+    @pytest.mark.parametrize(
+        ("bad", "flag"), [("auth", "--auth-tokens"), ("auth-of-certs", "--auth-certificates")]
+    )
+    @pytest.mark.parametrize("content", [b"alice\n", b"\xff", None])
+    def test_the_option_of_a_bad_file_is_named(
+        self, tmp_path: Path, bad: str, flag: str, content: bytes | None
+    ) -> None:
+        """Also if the path of one file begins with that of the other."""
+        tokens, certificates = tmp_path / "auth", tmp_path / "auth-of-certs"
+        for path in (tokens, certificates):
+            path.write_text("")
+        if content is None:
+            (tmp_path / bad).unlink()
+        else:
+            (tmp_path / bad).write_bytes(content)
+        with pytest.raises(StartError) as caught:
+            AccessControl(tokens=tokens, certificates=certificates).open()
+        assert str(caught.value).startswith(f"{flag}: {tmp_path / bad}")
+
     def test_headers_with_many_blanks_are_not_cached(self, tmp_path: Path) -> None:
         path = tmp_path / "tokens"
         path.write_text(line("alice", "infer", "a"))

@@ -20,6 +20,11 @@ def test_a_damaged_certificate_raises_nothing(at: int, other: bytes) -> None:
     assert has_nul_in_name(pem[:at] + other + pem[at + len(other) :]) in (True, False)
 
 
-@pytest.mark.parametrize("pem", [SIGNER.pem[:100], SIGNER.key_pem], ids=["cut", "key"])
+NOTHING_SIGNED = b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----"
+
+
+@pytest.mark.parametrize(
+    "pem", [SIGNER.pem[:100], SIGNER.key_pem, NOTHING_SIGNED], ids=["cut", "key", "empty sequence"]
+)
 def test_other_content_is_refused(pem: bytes) -> None:
     assert has_nul_in_name(pem)

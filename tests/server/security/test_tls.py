@@ -23,6 +23,7 @@ from tensorferry.protos import inference_pb2_grpc
 from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
+from tensorferry.server.security.tls import TlsFiles
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,26 @@ def refusal(channel: grpc.Channel) -> grpc.StatusCode:
         infer(channel)
     code: grpc.StatusCode = caught.value.code()
     return code
+
+
+def test_an_authority_of_clients_need_not_be_a_root(start: Make, files: Files) -> None:
+    """Over gRPC, and in the context of other transports."""
+    between = authority("between", files.ca)
+    client = issue(between, "client")
+    path = files.folder / "between.crt"
+    path.write_bytes(between.pem)
+    with dial(start(**files.options(tls_client_ca=path)), files.ca, client) as channel:
+        infer(channel)
+    of_client = ssl.create_default_context(cadata=files.ca.pem.decode())
+    of_client.load_cert_chain(*client.write(files.folder, "mine"))
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client_end = of_client.wrap_bio(to_client, to_server, server_hostname="localhost")
+    context = TlsFiles(files.certificate, files.key, path).context()
+    server_end = context.wrap_bio(to_server, to_client, server_side=True)
+    for end in (client_end, server_end, client_end, server_end):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    assert server_end.getpeercert(binary_form=True) == der(client)
 
 
 def test_plain_connections_are_refused(start: Make, files: Files) -> None:

@@ -51,9 +51,9 @@ class KeyPair:
         return certificate, key
 
 
-def authority(name: str = "authority") -> KeyPair:
-    """Return an authority that can sign certificates."""
-    return _make(name, None, (), ca=True)
+def authority(name: str = "authority", by: KeyPair | None = None) -> KeyPair:
+    """Return an authority that can sign certificates; signed `by` another one, else a root."""
+    return _make(name, by, (), ca=True)
 
 
 def issue(

@@ -238,13 +238,18 @@ def array_of(value: Any, what: str, pad_value: Any = None) -> Array:
     return stack_rows(value, what, pad_value)
 
 
+def _array_of_row(row: Any) -> Array:
+    array = np.asarray(row)
+    # Made of the row, because an array of dtype S or U has lost the NULs at the end of a string.
+    return np.asarray(row, object) if array.dtype.kind in "SU" else array
+
+
 def row_arrays(rows: Sequence[Any], what: str) -> list[Array]:
     """Return rows as arrays of one dtype and number of axes; ModelOutputError if they differ in these."""
     try:
-        arrays = [np.asarray(row) for row in rows]
+        arrays = [_array_of_row(row) for row in rows]
     except ValueError as error:
         raise ModelOutputError(f"a row of {what} is not an array: {error}") from None
-    arrays = [array.astype(object) if array.dtype.kind in "SU" else array for array in arrays]
     if not arrays:
         return []
     # An empty list says nothing about its dtype.

@@ -101,7 +101,8 @@ class AccessControl:
         try:
             self._credentials = self._read()
         except CredentialFileError as error:
-            tokens = self._tokens is not None and str(error).startswith(str(self._tokens))
+            # Not the path alone, because the other file's may begin with it.
+            tokens = str(error).startswith((f"{self._tokens} ", f"{self._tokens},"))
             raise StartError(f"{'--auth-tokens' if tokens else '--auth-certificates'}: {error}") from None
         if self._required and not (self._credentials.tokens or self._credentials.certificates):
             files = " and ".join(str(path) for path in (self._tokens, self._certificates) if path is not None)

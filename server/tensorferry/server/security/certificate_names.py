@@ -30,13 +30,14 @@ def has_nul_in_name(pem: bytes) -> bool:
     try:
         encoded = pem[pem.index(_BEGIN) + len(_BEGIN) : pem.index(_END)]
         return any("\0" in name for name in _certificate_names(base64.b64decode(encoded)))
-    except (ValueError, IndexError, StopIteration):
+    except (ValueError, IndexError):
         return True
 
 
 def _certificate_names(certificate: bytes) -> Iterator[str]:
     (outer,) = _elements(certificate)
-    signed = list(_elements(_content_with_tag(next(_elements(outer[1])), _SEQUENCE)))
+    first, *_ = _elements(outer[1])
+    signed = list(_elements(_content_with_tag(first, _SEQUENCE)))
     # The fields are version (optional), serial number, algorithm, issuer, validity, subject.
     subject = signed[5 if signed[0][0] == _VERSION else 4]
     for _, attributes in _elements(_content_with_tag(subject, _SEQUENCE)):

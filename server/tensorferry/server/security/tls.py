@@ -149,6 +149,8 @@ def _context(pair: _KeyPair) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key)
     if pair.authorities is not None:
         context.verify_mode = ssl.CERT_REQUIRED
+        # As gRPC does: an authority in the file need not be a root.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.load_verify_locations(cadata=pair.authorities.decode("ascii", "ignore"))
     return context
 

@@ -12,11 +12,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from opentelemetry.trace.span import TraceState
 from support.server import log_lines
 from support.server.rig import PATIENCE
 
 from tensorferry.server.observability.logs import logs
 from tensorferry.server.observability.logs.log_format import EXCEPTION, JsonFormatter, text_formatter
+
+
+@pytest.fixture(autouse=True)
+def _patient_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the writer as long as it takes."""
+    monkeypatch.setattr(logs.LogOutput.flush, "__defaults__", (PATIENCE,))
 
 
 @pytest.fixture
@@ -117,6 +124,17 @@ def test_grpcio_s_errors_about_client_headers_are_debug_lines(
     assert not any("exception" in line for line in lines)
     logging.getLogger("grpc._cython.cygrpc").error("something else")
     assert json.loads(log_lines.written(capfd))["level"] == "error"
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_malformed_trace_states_of_clients_are_no_warnings(
+    root: logging.Logger, capfd: pytest.CaptureFixture[str], level: str
+) -> None:
+    """OpenTelemetry warns of each of them and quotes it, so that no two lines are equal."""
+    logs.configure("json", level)
+    TraceState.from_header(["no key"])
+    lines = [json.loads(line) for line in log_lines.written(capfd).splitlines()]
+    assert [line["level"] for line in lines] == (["debug"] if level == "debug" else [])
 
 
 class Pipe:

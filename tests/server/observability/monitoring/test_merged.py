@@ -192,6 +192,15 @@ def test_status_of_several_processes(start: Start) -> None:
     assert p["settings"]["devices"] == ["cpu", "cuda:1", "cpu"] * 3
 
 
+def test_the_counts_of_caches_are_summed(start: Start) -> None:
+    reports = [start().report(), start().report()]
+    for hits, report in enumerate(reports, start=1):
+        report["models"][0]["cache"] = {"hits": hits, "hit_seconds": 0.5, "nbytes": 100}
+    m, p = merged_status(reports)["models"]
+    assert m["cache"] == {"hits": 3, "hit_seconds": 1.0, "nbytes": 200}
+    assert p["cache"] == {}
+
+
 def test_the_last_batches_are_the_newest_of_all_processes(start: Start) -> None:
     one, other = start(), start()
     for process in (one, other, one):

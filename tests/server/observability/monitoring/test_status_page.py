@@ -91,7 +91,7 @@ def model(registry: ModelRegistry, runner: ScriptedRunner) -> Iterator[Model]:
         0.0,
         priority_weights=(1, 1),
         strict_priorities=True,
-        policies=(QueuePolicy(timeout=2.5, max_requests=7), QueuePolicy()),
+        policies=(QueuePolicy(timeout=60.0, max_requests=7), QueuePolicy()),
         max_queue_size=8,
     )
     model = Model(
@@ -179,7 +179,7 @@ def test_status_of_a_model(served: ServedRoutes, model: Model, runner: ScriptedR
         "strict_priorities": True,
         "default_priority": 2,
         "queue_policies": [
-            {"timeout_seconds": 2.5, "overridable": False, "action": "reject", "max_requests": 7},
+            {"timeout_seconds": 60.0, "overridable": False, "action": "reject", "max_requests": 7},
             {"timeout_seconds": None, "overridable": False, "action": "reject", "max_requests": 0},
         ],
         "devices": ["cuda:1"],

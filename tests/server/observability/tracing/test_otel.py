@@ -104,6 +104,31 @@ def test_a_batch_and_its_sampled_requests_link_to_each_other(traced: Callable[..
     assert members[1].parent is None
 
 
+def test_a_burst_within_another_leaves_the_outer_one_its_batch(
+    traced: Callable[..., TracedService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer of a pipeline's stage becomes a request of the next stage, which drops queued requests for it."""
+    at = traced()
+    add = at.source.add_to_batch
+
+    def add_and_drop(*arguments: Any) -> Any:
+        span = add(*arguments)
+        at.source.begin(2)
+        at.source.end()
+        return span
+
+    monkeypatch.setattr(at.source, "add_to_batch", add_and_drop)
+    calls = [at.infer("first")]
+    at.runner.await_batches(1)
+    calls += [at.infer("a"), at.infer("b")]
+    at.await_queued(2)
+    at.runner.open()
+    assert [call.result(PATIENCE).id for call in calls] == ["first", "a", "b"]
+    batch = at.spans(3, 2).batches[2].context
+    assert batch is not None
+    assert at.exporter.links[batch.span_id] == 2
+
+
 def test_the_links_of_a_batch_are_bounded(traced: Callable[..., TracedService]) -> None:
     at = traced(max_links=2)
     calls = [at.infer("first")]
@@ -205,13 +230,13 @@ def test_requests_cancelled_and_expired_in_the_queue_have_spans(traced: Callable
     first = at.infer("first")
     at.runner.await_batches(1)
     gone = at.infer("gone")
+    at.await_queued(1)
     allowed = request({"x": fp32(1, 2)}, id="allowed")
     # The server's own clock decides here. With a gRPC deadline, the client would cancel at about the same time.
-    allowed.parameters["timeout"].int64_param = 200_000
+    allowed.parameters["timeout"].int64_param = 1_000_000
     late = at.served.stub.ModelInfer.future(allowed, timeout=PATIENCE)
-    at.await_queued(2)
-    assert gone.cancel()
     assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert gone.cancel()
     spans = at.spans(2)
     errors = {
         name: (of(span)["error.type"], span.status.status_code) for name, span in spans.requests.items()

@@ -59,6 +59,12 @@ def test_variables_can_disable_opentelemetry(variables: pytest.MonkeyPatch, name
     assert off.stop(0)
 
 
+def test_an_empty_variable_counts_as_missing(variables: pytest.MonkeyPatch) -> None:
+    variables.setenv("OTEL_PROPAGATORS", "")
+    variables.setenv("OTEL_TRACES_EXPORTER", "none")
+    assert export().source is None
+
+
 def test_a_missing_extra_is_named(variables: pytest.MonkeyPatch) -> None:
     for name in list(sys.modules):
         if name.startswith(("opentelemetry", "tensorferry.server.observability.tracing.otel")):

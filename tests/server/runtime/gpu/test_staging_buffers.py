@@ -212,6 +212,12 @@ def test_the_next_captured_shape_is_chosen(rows: int, pads: bool, expected: int 
     assert captured.captured_shape({"a": (rows, 4), "b": (rows,)}) is None, "other dimensions differ"
 
 
+def test_a_scalar_input_has_captured_shapes() -> None:
+    captured = CapturedShapes([{"a": (), "b": (4,)}], pads=False)
+    assert captured.captured_shape({"a": (), "b": (4,)}) == {"a": (), "b": (4,)}
+    assert captured.captured_shape({"a": (), "b": (5,)}) is None
+
+
 class Graphs:
     """Stand-in for CUDA graphs: the first run of a number is captured, later runs use its addresses."""
 

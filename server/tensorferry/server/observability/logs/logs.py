@@ -24,6 +24,8 @@ _log = logging.getLogger("tensorferry.server")
 # log with them.
 _GRPC = "grpc._cython.cygrpc"
 _NOT_TEXT = "Invalid encoding on %s"
+# Logger by which OpenTelemetry reports each malformed header `tracestate`, and quotes it.
+_TRACE_STATE = "opentelemetry.trace.span"
 
 # Limit for text of clients in a line.
 _MAX_QUOTED = 128
@@ -114,7 +116,8 @@ class LogOutput:
         self._handler.addFilter(lambda record: self._levels.includes(record.levelno))
         self._handler.addFilter(self._repeat_limit)
         logging.basicConfig(handlers=[self._handler], force=True)
-        logging.getLogger(_GRPC).addFilter(_downgrade_client_faults)
+        for name in (_GRPC, _TRACE_STATE):
+            logging.getLogger(name).addFilter(_downgrade_client_faults)
         self._apply_locked()
 
     @property
@@ -205,8 +208,8 @@ def _write_all(data: bytes) -> None:
 
 
 def _downgrade_client_faults(record: logging.LogRecord) -> bool:
-    """Make grpcio's records about clients' headers debug records. Others pass unchanged."""
-    if record.msg == _NOT_TEXT:
+    """Make records about clients' headers debug records. Others pass unchanged."""
+    if record.msg == _NOT_TEXT or record.name == _TRACE_STATE:
         record.levelno, record.levelname, record.exc_info = logging.DEBUG, "DEBUG", None
         return logging.getLogger().isEnabledFor(logging.DEBUG)
     return True

@@ -96,6 +96,7 @@ def _merged_model(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "reason": shown["reason"],
         "settings": {**settings[0], "devices": _joined(one["devices"] for one in settings)},
         **_merged_counts(loaded, [len(one["devices"]) for one in settings]),
+        "cache": _sum([one["cache"] for one in loaded]),
         "steps": [_merged_step([step for _, step in of]) for of in steps],
         "stages": [_merged_stage(of) for of in stages],
     }

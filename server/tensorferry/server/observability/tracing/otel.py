@@ -63,6 +63,13 @@ class _BatchSpan:
     links: BoundedList[Link] = field(repr=False)
 
 
+class _Answered(threading.local):
+    """The batches whose responses a thread sends, for each `begin` without an `end`."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[_BatchSpan]] = []
+
+
 class OpenTelemetrySource:
     """Sampling of requests, and export of their spans to a processor. Implements `TraceSource` and `ResponseBurstHook`. Thread-safe.
 
@@ -90,8 +97,7 @@ class OpenTelemetrySource:
         # Guards _batches and the links of each. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._batches: OrderedDict[int, _BatchSpan] = OrderedDict()
-        # Per thread: the batches whose responses it sends, between `begin` and `end`.
-        self._local = threading.local()
+        self._answered = _Answered()
 
     def sample(self, model: Model | None, parent: TraceContext | None) -> RequestSpans | None:
         """See `TraceSource.sample`."""
@@ -100,15 +106,13 @@ class OpenTelemetrySource:
 
     def begin(self, count: int) -> None:
         """See `ResponseBurstHook.begin`."""
-        self._local.answered = []
+        self._answered.batches.append([])
         self._response_hook.begin(count)
 
     def end(self) -> None:
         """See `ResponseBurstHook.end`."""
         self._response_hook.end()
-        answered: list[_BatchSpan] = self._local.answered
-        self._local.answered = None
-        for batch in answered:
+        for batch in self._answered.batches.pop():
             self._emit_batch(batch)
 
     def new_span_id(self) -> int:
@@ -131,12 +135,12 @@ class OpenTelemetrySource:
                     self._batches.popitem(last=False)
             batch.links.append(Link(span))
         if first:
-            answered: list[_BatchSpan] | None = getattr(self._local, "answered", None)
-            if answered is None:
+            answered = self._answered.batches
+            if answered:
+                answered[-1].append(batch)
+            else:
                 # This is not part of a burst of responses.
                 self._emit_batch(batch)
-            else:
-                answered.append(batch)
         return batch.context
 
     def emit(

@@ -40,7 +40,7 @@ class SpanExport:
             _log.warning("--otel has no effect: %s is true", _DISABLED)
             return
         sampler = sampler_of(environment)
-        propagators = environment.get(_PROPAGATORS, "tracecontext")
+        propagators = environment.get(_PROPAGATORS, "").strip() or "tracecontext"
         if "tracecontext" not in [name.strip() for name in propagators.lower().split(",")]:
             raise StartError(
                 f"{_PROPAGATORS} is {propagators!r}; this server reads the W3C trace context of calls: add tracecontext"

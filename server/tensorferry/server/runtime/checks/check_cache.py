@@ -133,7 +133,8 @@ class CheckCache:
 
     def _compute_digest(self) -> None:
         digest = ""
-        with suppress(OSError):
+        # A file that is being copied may be empty for a moment, and such a file cannot be mapped.
+        with suppress(OSError, ValueError):
             digest = digest_of(self._path, self._conditions, self._libraries)
         self._digest.set_result(digest)
 
@@ -144,7 +145,7 @@ class CheckCache:
             return _status(self._path) != self._status or any(
                 os.path.isfile(each) and each.stat().st_ctime_ns > self._made for each in files
             )
-        except OSError:
+        except (OSError, ValueError):
             return True
 
     def _entry(self, kind: str, conditions: object) -> Path | None:

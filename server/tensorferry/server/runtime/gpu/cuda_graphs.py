@@ -54,6 +54,8 @@ class CapturedShapes:
         key = tuple(shapes.values())
         if key in self._exact:
             return self._exact[key]
+        if not self._rows:
+            return None
         other_dims, rows = _without_rows(key), key[0][0]
         captured_rows = self._rows.get(other_dims, ())
         at = bisect_left(captured_rows, rows)

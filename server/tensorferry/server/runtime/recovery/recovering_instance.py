@@ -178,6 +178,8 @@ class RecoveringInstance(WatchedRun):
             # `steps` first, because a thread that sees the session may use them.
             self.steps = session.staged
             self._session = session
+            # The rebuild is over, so the watchdog must not give it up after `mark_up`.
+            self.finish()
             _log.warning(
                 "%s: works again, rebuilt in %.2f s at try %d",
                 self._where,

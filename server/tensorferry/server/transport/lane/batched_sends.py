@@ -37,6 +37,8 @@ class _ThisThread(threading.local):
 
     polls = False
     collected: list[Send] | None = None
+    # How many batches have begun and not ended.
+    depth = 0
 
 
 class ResponseBatcher:
@@ -78,12 +80,18 @@ class ResponseBatcher:
                 return
 
     def begin(self, count: int) -> None:
-        """Begin a batch of responses on this thread."""
-        self.this_thread.collected = []
+        """Begin a batch of responses on this thread. One that begins within another is sent with that one."""
+        this_thread = self.this_thread
+        if not this_thread.depth:
+            this_thread.collected = []
+        this_thread.depth += 1
 
     def end(self) -> None:
         """Send the batch; return when every response was sent."""
         this_thread = self.this_thread
+        this_thread.depth -= 1
+        if this_thread.depth:
+            return
         responses, this_thread.collected = this_thread.collected or [], None
         if this_thread.polls or len(responses) < 2 or not self._polled:
             self._send(responses)
