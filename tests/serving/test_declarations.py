@@ -165,6 +165,27 @@ def test_a_pipeline_is_made_of_steps_models_and_names() -> None:
     assert embed.outputs == ("vector",)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_batch_size": "8"}, "max_batch_size is '8'; it must be an integer of at least 0"),
+        ({"max_batch_size": True}, "max_batch_size is True"),
+        (
+            {"pad_lengths": ("seq", [32, 16])},
+            "pad_lengths is .*; it must be the name of an axis, and ascending",
+        ),
+        ({"pad_lengths": ("seq", [0, 16])}, "pad_lengths is"),
+        ({"pad_lengths": ("seq", [])}, "pad_lengths is"),
+        ({"pad_lengths": ("seq", ["16"])}, "pad_lengths is"),
+        ({"pad_lengths": "seq=16,32"}, "pad_lengths is 'seq=16,32'"),
+        ({"pad_lengths": (1, [16])}, "pad_lengths is"),
+    ],
+)
+def test_bad_settings_of_onnx_files_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeclarationError, match=f"model 'm': {message}"):
+        onnx("m.onnx", **settings)
+
+
 def test_bad_pipelines_are_refused() -> None:
     with pytest.raises(DeclarationError, match="has no steps"):
         pipeline("p")

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import index
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -268,10 +270,10 @@ def onnx(
     file = Path(name_at(address) if address else path)
     named = name or file.name.removesuffix(".onnx")
     _check_name(named)
+    _check_integer(f"model {named!r}", "max_batch_size", max_batch_size, 0)
     lengths = None
     if pad_lengths is not None:
-        axis, given = pad_lengths
-        lengths = (axis, tuple(given))
+        lengths = _pad_lengths(named, pad_lengths)
     elif pad_values:
         raise DeclarationError(
             f"model {named!r} has pad_values without pad_lengths; say which axis is padded to which lengths"
@@ -369,6 +371,25 @@ def _check_name(name: str) -> None:
         )
 
 
+def _check_integer(what: str, setting: str, value: object, least: int) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        raise DeclarationError(f"{what}: {setting} is {value!r}; it must be an integer of at least {least}")
+
+
+def _pad_lengths(model: str, given: tuple[str, Sequence[int]]) -> tuple[str, tuple[int, ...]]:
+    try:
+        axis, listed = given
+        lengths = tuple(map(index, listed))
+    except (TypeError, ValueError):
+        axis, lengths = "", ()
+    if not isinstance(axis, str) or not (axis and lengths) or any(b <= a for a, b in pairwise((0, *lengths))):
+        raise DeclarationError(
+            f"model {model!r}: pad_lengths is {given!r}; it must be the name of an axis, and ascending lengths of at least 1, "
+            "such as ('sequence', (16, 32))"
+        )
+    return axis, lengths
+
+
 def _check_function(declared: FunctionModel) -> None:
     what = f"model {declared.name!r}"
     for kind, types in (("inputs", declared.inputs), ("outputs", declared.outputs)):
@@ -395,10 +416,7 @@ def _check_function(declared: FunctionModel) -> None:
         ("processes", declared.processes, 0),
         ("max_batch_size", declared.max_batch_size, 0),
     ):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise DeclarationError(
-                f"{what}: {setting} is {value!r}; it must be an integer of at least {least}"
-            )
+        _check_integer(what, setting, value, least)
     if declared.processes and declared.workers > 1:
         raise DeclarationError(
             f"{what} has {declared.workers} workers and {declared.processes} processes; give one of both"

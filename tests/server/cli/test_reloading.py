@@ -6,12 +6,15 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.server.rig import PATIENCE
 
-from tensorferry.server.cli.reloading import run_reloading, snapshot, without_reload
+from tensorferry.server.cli.reloading import run_reloading, snapshot, watched, without_reload
+from tensorferry.server.config.load import load_config
 
 
 class _Child:
@@ -101,6 +104,28 @@ def test_the_second_signal_ends_a_server_that_drains(
 )
 def test_the_child_does_not_reload(argv: list[str], expected: list[str]) -> None:
     assert without_reload(argv) == expected
+
+
+def test_models_that_the_file_names_later_are_watched(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('models = ["a.onnx"]')
+    config = load_config([], {}, {}, file)
+    file.write_text('models = ["a.onnx", "b.onnx"]')
+    assert set(watched(config, file)) == {Path("a.onnx"), Path("b.onnx"), file}
+    file.write_text("models =")
+    assert set(watched(config, file)) == {Path("a.onnx"), file}
+
+
+def test_a_terminal_that_closes_ends_the_server(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tensorferry.server", "serve", "--reload", "--port", "0"]
+    with subprocess.Popen(
+        [*command, tmp_path / "missing.onnx"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        # The child has said why it ended, so the parent waits for a change.
+        assert any("no such file" in line for line in process.stderr)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(PATIENCE) == 1
 
 
 def test_python_files_beside_and_below_an_app_are_watched(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,14 @@ PARSERS: dict[str, tuple[list[tuple[str, Any]], list[str]]] = {
     "host": (
         [("::1", "::1"), ("some-host.example", "some-host.example")],
         ["", "a b", "a/b", "a,b", "http://a"],
+    ),
+    "http-cors-origins": (
+        [
+            ("*", ("*",)),
+            ("https://A.example:443, http://localhost:3000", ("https://a.example", "http://localhost:3000")),
+            ("app://-,http://[::1]:80", ("app://-", "http://[::1]")),
+        ],
+        ["", "null", "a.example", "https://a.example/", "https://*.a.example", "*,https://a.example"],
     ),
     "model-repository": ([("a:/b c", (Path("a"), Path("/b c")))], ["", ":a", "a:", "a::b"]),
     "custom-ops": (
@@ -228,6 +239,13 @@ def test_an_unreadable_file_is_an_error(content: bytes | None, message: str, fil
     assert str(file) in str(caught.value)
 
 
+def test_a_file_is_utf_8_in_every_locale(file: Path) -> None:
+    file.write_bytes('models = ["m.onnx"]  # é'.encode())
+    code = f"from tensorferry.server.config.load import *; load_config([], {{}}, {{}}, Path({str(file)!r}))"
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **ascii_only}, check=True)
+
+
 @pytest.mark.parametrize(
     ("text", "name", "path"),
     [
@@ -268,6 +286,31 @@ def test_a_directory_is_no_model_and_the_error_says_what_it_has(tmp_path: Path) 
     (tmp_path / "m" / "1" / "model.onnx").unlink()
     with pytest.raises(ConfigError, match=r"it has .*/0.onnx, .*/1.onnx, .*/2.onnx and 2 more; name a file"):
         model_source(str(tmp_path / "m"))
+
+
+def test_a_directory_that_may_not_be_read_is_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (private := tmp_path / "private").mkdir()
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").touch()
+    entries = Path.iterdir
+
+    def iterdir(self: Path) -> Iterator[Path]:
+        if self == private:
+            raise PermissionError
+        return entries(self)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    with pytest.raises(ConfigError, match=r"a directory; give path.onnx or path.py"):
+        model_source(str(private))
+    with pytest.raises(ConfigError, match="it has the models m; give --model-repository"):
+        model_source(str(tmp_path))
+
+
+def test_a_path_that_the_system_refuses_is_left_to_the_load() -> None:
+    path = Path("x" * 300) / "m.onnx"
+    assert model_source(str(path)) == ModelSource("m", path)
 
 
 def test_two_models_with_one_name_are_an_error() -> None:

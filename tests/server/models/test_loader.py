@@ -51,6 +51,13 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+def test_a_path_that_the_system_refuses_is_an_error_for_the_operator(load: Load) -> None:
+    """As in a directory that the process may not enter."""
+    source = ModelSource("m", Path("x" * 300) / "m.onnx")
+    with pytest.raises(StartError, match=r"model 'm' cannot be loaded: .* File name too long: .*/m\.onnx"):
+        loader.load_model(source, LoadContext(ServerConfig((source,))))
+
+
 def test_a_model_that_mixes_rows_is_unbatched_and_the_log_says_why_and_what_to_do(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,6 +198,8 @@ def test_a_closed_model_keeps_no_session(tmp_path: Path, monkeypatch: pytest.Mon
         assert model.batcher.submit({"x": np.ones(3, np.float32)}).result(PATIENCE)["y"].tolist() == [2, 2, 2]
         assert model.batcher.close()
         del model
+        # Its thread may hold an instance for a moment.
+        watchdog.close()
         assert sessions
         assert [session() for session in sessions] == [None] * len(sessions)
     finally:

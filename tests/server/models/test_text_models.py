@@ -251,6 +251,7 @@ def test_places_of_an_encoder(encoders: Path) -> None:
     [
         ("s3://bucket/encoder", "it must be hf://ORG/REPO"),
         ("hf:///", "is not the address of a model"),
+        ("hf://onnx-community/encoder/onnx", "it must be hf://ORG/REPO"),
         ("missing", "missing has no model.onnx or onnx/model.onnx"),
         ("model.onnx", "there is no .*/tokenizer.json, which the encoder"),
         ("a b=hf://org/repo", "the name 'a b' is not allowed"),

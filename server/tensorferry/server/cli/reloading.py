@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from tensorferry.server.cli.signals import forward_signals
+from tensorferry.server.config.load import models_in
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ServerConfig
+from tensorferry.server.errors import ConfigError
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -31,18 +34,28 @@ def serve_reloading(config: ServerConfig, argv: Sequence[str], file: Path | None
     `file` is that of --config. After SIGTERM or Ctrl-C the child is stopped and not started again. A child that ended by
     itself, for instance because a file has an error, is started again after the next change.
     """
-    watched = [source.path for source in config.models if source.origin is None] + (
-        [] if file is None else [file]
-    )
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     forward_signals(signals.put)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        # A terminal that closes sends it to this process only. The child would go on, and keep the port.
+        signal.signal(signal.SIGHUP, lambda received, frame: None)
     command = [sys.executable, "-m", "tensorferry.server", "serve", *without_reload(argv)]
 
     def start() -> subprocess.Popen[bytes]:
         # In a process group of its own, because a terminal sends Ctrl-C to the whole group, and two would end it at once.
         return subprocess.Popen(command, process_group=0)
 
-    return run_reloading(start, lambda: snapshot(watched), signals, _POLL_SECONDS)
+    return run_reloading(start, lambda: snapshot(watched(config, file)), signals, _POLL_SECONDS)
+
+
+def watched(config: ServerConfig, file: Path | None) -> Sequence[Path]:
+    """Return the files of the models, that of --config, and those of the models that it names now."""
+    sources = list(config.models)
+    if file is not None:
+        # The server says what is wrong with the file.
+        with suppress(ConfigError):
+            sources += models_in(file)
+    return [source.path for source in sources if source.origin is None] + ([] if file is None else [file])
 
 
 def run_reloading(

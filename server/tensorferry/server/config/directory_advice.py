@@ -25,15 +25,22 @@ def models_in_directory(directory: Path) -> Sequence[Path]:
     """Return the directories of the models of a repository; none if the directory is a model itself."""
     if _versions(directory):
         return []
-    return sorted(home for home in directory.iterdir() if home.is_dir() and _versions(home))
+    return sorted(home for home in _folders(directory) if _versions(home))
 
 
 def _versions(home: Path) -> bool:
     return any(
-        version.name.isdecimal() and (any(version.glob("*.onnx")) or (version / "model.py").is_file())
-        for version in home.iterdir()
-        if version.is_dir()
+        version.name.isdecimal() and (any(version.glob("*.onnx")) or any(version.glob("model.py")))
+        for version in _folders(home)
     )
+
+
+def _folders(directory: Path) -> Sequence[Path]:
+    """Return the directories in a directory; none if this process may not read it."""
+    try:
+        return [entry for entry in directory.iterdir() if entry.is_dir()]
+    except PermissionError:
+        return []
 
 
 def _some(names: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,8 @@ def model_source(text: str) -> ModelSource:
         raise ConfigError(
             f"MODEL is {text!r}, and its name {name!r} is not allowed: {NAME_RULE}; choose one by name=path.onnx"
         )
-    if Path(path).is_dir():
+    # Not Path.is_dir, which raises if this process may not enter a directory above.
+    if os.path.isdir(path):
         advice = advice_for(Path(path), serves=True)
         raise ConfigError(
             f"MODEL is {text!r}, a directory{f': {advice}' if advice else '; give path.onnx or path.py'}"
@@ -158,7 +160,7 @@ def unknown_variables(environment: Mapping[str, str]) -> Sequence[str]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text())
+        return tomllib.loads(file.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config is {str(file)!r}; it must be a readable TOML file ({error})") from None
     except tomllib.TOMLDecodeError as error:

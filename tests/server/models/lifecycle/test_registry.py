@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -9,6 +10,7 @@ from support.server.rig import signature, spec
 
 from tensorferry.server.errors import NotReadyError
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry, ModelState
+from tensorferry.server.python.steps.named_model import ModelReference
 
 
 def model(name: str, version: str = "1", max_batch_size: int = 8) -> Model:
@@ -91,6 +93,30 @@ def test_a_model_serves_while_its_replacement_is_loaded_or_fails() -> None:
     registry.mark_unloaded(old)
     (entry,) = registry.entries()
     assert (entry.state, entry.model, entry.reason) == (ModelState.UNAVAILABLE, None, "unloaded")
+
+
+def test_a_model_that_was_replaced_meanwhile_is_unloaded_in_place_of_the_given_one() -> None:
+    registry = ModelRegistry()
+    old, new = model("m"), model("m")
+    registry.mark_ready(old)
+    assert registry.replace(old, new)
+    assert registry.mark_unloading(old) is new
+    assert [(entry.state, entry.model) for entry in registry.entries()] == [(ModelState.UNLOADING, new)]
+
+
+def test_a_model_serves_again_if_its_steps_were_loaded_while_its_replacement_failed() -> None:
+    registry = ModelRegistry()
+    step = model("step")
+    user = replace(model("user"), uses=(ModelReference("step", "", step.signature, True),))
+    registry.mark_ready(step)
+    registry.mark_ready(user)
+    registry.mark_unloading(step)
+    registry.mark_unloaded(step)
+    assert not registry.serves("user")
+    registry.mark_loading("user", "1")
+    registry.mark_ready(step)
+    registry.mark_failed("user", "1", "broken")
+    assert registry.get("user") is user
 
 
 def test_entries_are_sorted_and_models_are_the_loaded_ones() -> None:

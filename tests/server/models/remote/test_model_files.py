@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Iterator
@@ -118,6 +119,13 @@ def test_a_model_that_was_damaged_in_the_cache_is_fetched_again(
     path.write_bytes(bytes(len(model)) if pinned else model[:-1])
     assert fetch(cache, address).path.read_bytes() == model
     assert "is damaged; it is fetched again" in caplog.text
+
+
+def test_a_model_that_was_removed_from_the_cache_is_fetched_again(
+    web: WebServer, model: bytes, cache: Path
+) -> None:
+    shutil.rmtree(fetch(cache, f"{web.url}/m.onnx").path.parent)
+    assert fetch(cache, f"{web.url}/m.onnx").path.read_bytes() == model
 
 
 @pytest.mark.parametrize("text", ["{", '{"trees": {"model": {}}}'])

@@ -112,6 +112,23 @@ def test_a_host_that_is_gone_leaves_what_is_in_the_cache(
         running.versions("b")
 
 
+@pytest.mark.parametrize("remains", [b"wei", None])
+def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(
+    store: Store, cache: Path, remains: bytes | None
+) -> None:
+    repository = mirrored(store, cache)
+    weights = (repository.versions("a")[0].source.path.parent / "model.onnx_data").resolve()
+    weights.unlink()
+    if remains is not None:
+        weights.write_bytes(remains)
+    store.names.clear()
+    repository = mirrored(store, cache)
+    (version,) = repository.versions("a")
+    assert (version.source.path.parent / "model.onnx_data").read_bytes() == b"weights"
+    assert version.source.path.read_bytes() == b"second"
+    assert store.names == ["a/2/model.onnx_data"]
+
+
 def test_without_a_cache_a_host_that_is_gone_is_an_error(store: Store, cache: Path) -> None:
     store.reachable = False
     with pytest.raises(UnreachableError):

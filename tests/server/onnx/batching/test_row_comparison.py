@@ -480,7 +480,7 @@ class SlowModel:
         def clock() -> float:
             return self.now
 
-        settings = ComparisonSettings(thorough=thorough, clock=clock, budget=LoadBudget(clock=clock))
+        settings = ComparisonSettings(thorough=thorough, clock=clock, budget=LoadBudget(1.0, clock))
         return compare_rows(made, self.run, settings)
 
 

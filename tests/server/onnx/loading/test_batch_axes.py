@@ -61,12 +61,18 @@ def test_clients_send_and_get_tensors_as_in_the_file(client: InferenceClient) ->
             np.testing.assert_allclose(got[name], right, rtol=1e-6)
 
 
-def test_requests_share_batches(client: InferenceClient, served: App) -> None:
+def test_requests_share_batches(tmp_path: Path) -> None:
     given = [inputs(1 + at % 2, seed=at) for at in range(32)]
-    futures = [client.submit("m", one) for one in given]
-    for one, future in zip(given, futures, strict=True):
-        np.testing.assert_allclose(future.result(30)["next"], expected(one)["next"], rtol=1e-6)
-    (found,) = client.statistics("m")
+    with made_apps(small.streaming(tmp_path / "m.onnx")) as made:
+        # Without a delay, each could run at once if the client were slow.
+        app = made(max_queue_delay=1.0)
+        app.start()
+        app.load()
+        with InferenceClient(app.address) as client:
+            futures = [client.submit("m", one) for one in given]
+            for one, future in zip(given, futures, strict=True):
+                np.testing.assert_allclose(future.result(30)["next"], expected(one)["next"], rtol=1e-6)
+            (found,) = client.statistics("m")
     assert found.rows == sum(len(one["x"]) for one in given)
     assert found.executions < len(given)
 

@@ -20,6 +20,7 @@ from tensorferry.server.errors import InvalidRequestError, StartError
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.onnx.loading.padding_check import padding_dependence, parse_padding
+from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.signature import Signature
 
@@ -223,6 +224,28 @@ def test_every_datatype_and_set_of_lengths_passes() -> None:
         assert reason(lambda x: x, (3, 4, 40), datatype, "" if datatype == "BYTES" else 0) == ""
     for lengths in ((1,), (2,), (1, 2)):
         assert reason(lambda x: x, lengths) == ""
+
+
+def test_lengths_for_which_there_was_no_time_are_tried_by_the_next_load() -> None:
+    kept: set[int] = set()
+    tried: list[int] = []
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        tried.append(inputs["x"].shape[1])
+        return {"y": inputs["x"]}
+
+    made = signature(
+        spec("x", "FP32", "batch", "sequence"), outputs=(spec("y", "FP32", "batch", "sequence"),)
+    )
+    padding = Padding((4, 8), {"x": PadInput(1, 0)}, {"y": 1})
+    for budget, lengths in ((LoadBudget(0.0), {4}), (None, {4, 8})):
+        tried.clear()
+        assert (
+            padding_dependence(made, run, padding, "sequence", 4, 0.0, budget, kept.__contains__, kept.add)
+            == ""
+        )
+        assert kept == lengths
+    assert min(tried) > 4, "the first length is known"
 
 
 def test_differences_of_single_lengths_are_found() -> None:

@@ -55,7 +55,11 @@ def load_model(source: ModelSource, context: LoadContext) -> Model:
     """Load a model, checked and ready for requests. StartError names the file and the reason."""
     limit = context.config.for_model(source.name).run_timeout
     with LoadProgress(f"model {source.name} version {source.version}"):
-        return limit_trial_runs(source.name, limit, lambda: _load_model(source, context))
+        try:
+            return limit_trial_runs(source.name, limit, lambda: _load_model(source, context))
+        except OSError as error:
+            # Such as a directory that this process may not enter.
+            raise StartError(f"model {source.name!r} cannot be loaded: {error}") from error
 
 
 def _load_model(source: ModelSource, context: LoadContext) -> Model:

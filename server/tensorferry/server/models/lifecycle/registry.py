@@ -201,6 +201,10 @@ class ModelRegistry:
         """
         with self._lock:
             broken = self._failed_model_locked(name, version)
+            if broken is not None and self._entry_of_locked(broken).state is ModelState.READY:
+                # What its steps need was loaded meanwhile.
+                self._put_loaded_locked(broken)
+                return
             public = reason if public_reason is None else public_reason
             entry = RegistryEntry(name, version, ModelState.UNAVAILABLE, broken, reason, public)
             self._put_unless_it_runs_locked(entry)
@@ -293,11 +297,17 @@ class ModelRegistry:
         )
         return self._complete and (works or (self._may_be_empty and not broken))
 
-    def mark_unloading(self, model: Model) -> None:
-        """Record that a version is being unloaded, and accepts no requests."""
+    def mark_unloading(self, model: Model) -> Model:
+        """Record that a version is being unloaded, and accepts no requests.
+
+        Returns its model, which `replace` may have put in place of the given one.
+        """
         with self._lock:
-            self._retire_locked(model)
-            self._put_locked(RegistryEntry(model.name, model.version, ModelState.UNLOADING, model))
+            entry = self._entries.get(model.name, {}).get(model.version)
+            now = model if entry is None or entry.model is None else entry.model
+            self._retire_locked(now)
+            self._put_locked(RegistryEntry(now.name, now.version, ModelState.UNLOADING, now))
+        return now
 
     def _retire_locked(self, model: Model | None) -> None:
         if model is not None and isinstance(model.batcher, StatefulBatcher):

@@ -51,6 +51,10 @@ class CachedFile:
         """Return whether the host has this version."""
         return file.version is not None and file.version == self.version and file.size in (None, self.size)
 
+    def is_at(self, path: Path) -> bool:
+        """Return whether there is a file of this size."""
+        return path.is_file() and path.stat().st_size == self.size
+
 
 @dataclass(frozen=True, slots=True)
 class CachedTree:
@@ -147,8 +151,9 @@ class CacheEntry:
         return self._folder / tree.digest
 
     def remove(self, part: str) -> None:
-        """Remove the tree of a part, whose files are damaged."""
-        shutil.rmtree(self.place(self.trees.pop(part)))
+        """Remove the tree of a part, whose files are damaged or missing."""
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.place(self.trees.pop(part)))
 
     def tree(self, part: str) -> Tree:
         """Return the tree of a part that the record has."""
@@ -173,7 +178,7 @@ class TreeBuilder:
         RemoteError if it does not have the hash `pin`.
         """
         path, cached = self._entry.place(self._before) / name, self._before.files.get(name)
-        if cached is not None and cached.is_of(file) and path.exists():
+        if cached is not None and cached.is_of(file) and cached.is_at(path):
             self._kept[name] = path
         else:
             path = self._entry.partial / name
@@ -192,13 +197,14 @@ class TreeBuilder:
         lines = "".join(f"{file.sha256}  {name}\n" for name, file in sorted(self._files.items()))
         tree = CachedTree(hashlib.sha256(lines.encode()).hexdigest()[:32], self._files)
         place = self._entry.place(tree)
-        if tree.digest not in {known.digest for known in self._entry.trees.values()}:
-            # It is of a record that was lost, so nothing is known of its files.
-            shutil.rmtree(place, ignore_errors=True)
-        if not place.is_dir():
+        # Of a tree whose record was lost, nothing is known of its files.
+        known = tree.digest in {each.digest for each in self._entry.trees.values()}
+        whole = place.is_dir() and all(file.is_at(place / name) for name, file in self._files.items())
+        if not (known and whole):
             make_private_folder(self._entry.partial)
             for name, path in self._kept.items():
                 _link(path, self._entry.partial / name)
+            shutil.rmtree(place, ignore_errors=True)
             self._entry.partial.rename(place)
         if tree != self._before:
             self._entry.trees[self._part] = tree

@@ -69,8 +69,7 @@ class ModelFiles:
             return False
         for name, file in known.files.items():
             path = entry.place(known) / name
-            whole = path.is_file() and path.stat().st_size == file.size
-            if not whole or ((url.pins or url.immutable) and sha256_of(path) != file.sha256):
+            if not file.is_at(path) or ((url.pins or url.immutable) and sha256_of(path) != file.sha256):
                 _log.warning("%s: %s in the cache is damaged; it is fetched again", url, path)
                 entry.remove(_PART)
                 return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os.path import isfile
 from pathlib import Path
 
 from tensorferry.server.config.server_config import ModelSource
@@ -44,14 +45,15 @@ def _remote(address: str) -> tuple[str, str, str, tuple[str, ...]]:
         url = parse_url(address)
     except ConfigError as error:
         raise StartError(f"--embeddings: {error}") from None
-    if url.scheme != "hf" or url.pins:
+    encoder_given = url.path.endswith(".onnx")
+    if url.scheme != "hf" or url.pins or (url.path and not encoder_given):
         raise StartError(
             f"--embeddings is {url}; it must be hf://ORG/REPO, hf://ORG/REPO/onnx/model.onnx or a directory. Other addresses and "
             "hashes of files are for a Python file with embeddings()"
         )
-    repository, _, _ = address.partition(url.path) if url.path else (address, "", "")
-    repository = repository.rstrip("/")
-    encoder = address if url.path.endswith(".onnx") else f"{repository}/{_ENCODERS[-1]}"
+    # Of the address, because a revision can be encoded in it.
+    repository = address.removesuffix(url.path).rstrip("/")
+    encoder = address if encoder_given else f"{repository}/{_ENCODERS[-1]}"
     return encoder, f"{repository}/{_TOKENIZER}", url.container.rpartition("/")[2], (url.container,)
 
 
@@ -61,13 +63,13 @@ def _local(place: Path) -> tuple[str, str, str, tuple[str, ...]]:
     if place.suffix == ".onnx":
         encoder, folders = place, (place.parent, place.parent.parent)
     else:
-        found = [file for name in _ENCODERS if (file := place / name).is_file()]
+        found = [file for name in _ENCODERS if isfile(file := place / name)]
         if not found:
             raise StartError(
                 f"--embeddings: {place} has no {' or '.join(_ENCODERS)}; give the path of the ONNX file"
             )
         encoder, folders = found[0], (place, place)
-    tokens = next((file for folder in folders if (file := folder / _TOKENIZER).is_file()), None)
+    tokens = next((file for folder in folders if isfile(file := folder / _TOKENIZER)), None)
     if tokens is None:
         raise StartError(
             f"--embeddings: there is no {folders[0] / _TOKENIZER}, which the encoder {encoder} needs"

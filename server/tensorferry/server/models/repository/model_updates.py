@@ -284,10 +284,10 @@ class ModelUpdater:
     def _unload(self, name: str, versions: Sequence[str]) -> None:
         for entry in self._registry.entries():
             if entry.name == name and entry.version in versions and entry.model is not None:
-                self._registry.mark_unloading(entry.model)
+                model = self._registry.mark_unloading(entry.model)
                 _log.info("model %s version %s is being unloaded", name, entry.version)
                 self._changed(name)
-                self._unloader.unload(entry.model)
+                self._unloader.unload(model)
         for version in versions:
             self._loaded[name].pop(version, None)
         if not self._loaded.get(name):

@@ -140,16 +140,20 @@ def padding_dependence(
     size: int,
     precision: float = 0.0,
     budget: LoadBudget | None = None,
+    known: Callable[[int], bool] = lambda length: False,
+    keep: Callable[[int], None] = lambda length: None,
 ) -> str:
     """Return why padding changes the answers of a model; "" if it does not. Never raises.
 
     `size` is the length of the dynamic axes other than the batch axis and the padded one, `axis`. `precision` and `budget`
-    are as in `ComparisonSettings`.
+    are as in `ComparisonSettings`. A length that is `known` to change nothing is not tried, and `keep` gets each that was.
     """
     check = _PaddingCheck(signature, run, padding, axis, size, precision)
     first, *others = zip((0, *padding.lengths), padding.lengths, strict=False)
     # The longest is the most different.
     for shorter, length in (first, *reversed(others)):
+        if known(length):
+            continue
         for change in _CHANGES:
             if budget is not None and length != first[1] and not budget.allows(1):
                 return ""
@@ -159,6 +163,7 @@ def padding_dependence(
                 reason = f"it does not run on rows padded to {length} ({error})"
             if reason:
                 return reason
+        keep(length)
     return ""
 
 
@@ -262,12 +267,18 @@ def decide_padding(
     signature, axis = prepared.io_mapping.signature, server_config.pad_lengths.axis
     whole = replace(declared, steps=1)
     conditions = (signature, whole, axis, prepared.working_size, prepared.precision)
-    reason = prepared.cache.get("padding", conditions)
-    if not isinstance(reason, str):
-        size = prepared.working_size or 1
-        reason = padding_dependence(signature, run, whole, axis, size, prepared.precision, prepared.budget)
-        if not reason:
-            prepared.cache.put("padding", conditions, reason)
+    # Each length by itself, because the budget may be too small for all. The next load tries those that are left.
+    reason = padding_dependence(
+        signature,
+        run,
+        whole,
+        axis,
+        prepared.working_size or 1,
+        prepared.precision,
+        prepared.budget,
+        lambda length: prepared.cache.get("padding", (*conditions, length)) == "",
+        lambda length: prepared.cache.put("padding", (*conditions, length), ""),
+    )
     if reason:
         _log.warning(
             "model %s is not padded, requests of each length have their own batches: %s (--batching trust pads it anyway)",
