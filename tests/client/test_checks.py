@@ -66,6 +66,8 @@ def test_a_misfit_says_expected_received_and_change(
         ("FP64", [2**60, 1], np.array([2.0**60, 1])),
         ("INT8", [-128, 127], np.array([-128, 127], np.int8)),
         ("INT64", [1.0, 2.0], np.array([1, 2], np.int64)),
+        ("INT64", [2**53 + 1, 1.0], np.array([2**53 + 1, 1], np.int64)),
+        ("UINT64", [np.uint64(2**63 + 1), np.int64(1)], np.array([2**63 + 1, 1], np.uint64)),
         ("UINT64", [2**64 - 1, 2**63], np.array([2**64 - 1, 2**63], np.uint64)),
         ("BOOL", [True, 0], np.array([True, False])),
         ("INT32", [True, False], np.array([1, 0], np.int32)),

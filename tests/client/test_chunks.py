@@ -155,24 +155,32 @@ def test_all_parts_have_one_deadline(
     sent = limited(server, {"x": "INT32 -1"})
     infer, hang = server.servicer.infer, Hang()
     begun: list[float | None] = []
-    after = Deadline.after
+    used: set[int] = set()
+    after, for_call = Deadline.after, Deadline.for_call
 
     def counted(timeout: float | None) -> Deadline:
         begun.append(timeout)
         return after(timeout)
 
+    def short_after_the_first(deadline: Deadline, request_id: str = "") -> float | None:
+        used.add(id(deadline))
+        left = for_call(deadline, request_id)
+        return 0.2 if sent else left
+
     def second_hangs(request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
-        if sent:
+        if len(sent) > 1:
             hang.infer(request, context)
         return infer(request, context)
 
     monkeypatch.setattr(Deadline, "after", counted)
+    monkeypatch.setattr(Deadline, "for_call", short_after_the_first)
     server.servicer.infer = second_hangs
     with pytest.raises(DeadlineExceeded):
-        client.infer("m", {"x": np.zeros(30, np.int32)}, timeout=1.0)
-    assert begun == [1.0]
-    assert hang.begun.is_set()
-    assert len(sent) == 1
+        client.infer("m", {"x": np.zeros(30, np.int32)}, timeout=1000.0)
+    assert begun == [1000.0]
+    assert len(used) == 1
+    # On a busy machine, the second may end before it arrives.
+    assert 1 <= len(sent) <= 2
 
 
 def test_answers_of_different_shapes_are_not_joined(server: ScriptedServer, client: InferenceClient) -> None:

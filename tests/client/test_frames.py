@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 from typing import Any
 
 import ml_dtypes
@@ -50,6 +51,45 @@ def test_columns_are_inputs_by_name(client: InferenceClient, form: Any) -> None:
     assert result["age"].tolist() == [1, 2, 3]
     assert result["height"].tolist() == [[1.5], [1.75], [2.0]]
     assert result["name"].tolist() == [[b"a"], ["ö".encode()], [b""]]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "columns", "rows"),
+    [
+        ("BYTES", {"a": ["x\0", "y"], "b": [b"", b"z"]}, [[b"x\0", b""], [b"y", b"z"]]),
+        ("UINT64", {"a": [2**63 + 1, 1], "b": [2.0, 3]}, [[2**63 + 1, 2], [1, 3]]),
+        ("INT64", {"a": [2**53 + 1, 1.0], "b": [-1, 0]}, [[2**53 + 1, -1], [1, 0]]),
+    ],
+)
+def test_lists_of_columns_keep_their_values(
+    server: ScriptedServer, client: InferenceClient, datatype: str, columns: dict[str, Any], rows: object
+) -> None:
+    """numpy drops zero bytes at the end of strings, and rounds large integers beside other numbers."""
+    tensor = {"x": f"{datatype} -1 2"}
+    server.servicer.models["two"] = model("two", tensor, tensor)
+    assert client.infer("two", columns)["x"].tolist() == rows
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"a": ["x", float("nan")], "b": ["y", "z"]}, r"column 'a' .*str or bytes, got nan in row 1"),
+        ({"a": ["x", "y"], "b": ["z", 1]}, r"column 'b' .*str or bytes, got 1 in row 1"),
+        ({"a": ["x", "y"], "b": ["z"]}, "columns of the same length, got columns of 1 and of 2 rows"),
+        (pandas.DataFrame(), "columns of the same length, got no columns"),
+    ],
+)
+def test_columns_that_are_no_rows_of_strings(
+    server: ScriptedServer, client: InferenceClient, columns: Any, message: str
+) -> None:
+    server.servicer.models["words"] = model("words", {"x": "BYTES -1 -1"}, {"x": "BYTES -1 -1"})
+    with pytest.raises(InvalidInput, match=message):
+        client.infer("words", columns)
+
+
+def test_nested_lists_are_no_columns(client: InferenceClient) -> None:
+    with pytest.raises(InvalidInput, match=r"column 'a' .*expects numbers for FP64"):
+        client.infer("any", {"a": [[1], [2, 3]], "b": [1, 2]})
 
 
 def test_a_frame_of_one_column(client: InferenceClient) -> None:
@@ -113,6 +153,17 @@ def test_a_wrong_name_of_an_input_is_no_column(client: InferenceClient) -> None:
     ):
         with pytest.raises(InvalidInput, match="expects the inputs 'x'"):
             client.infer("features", inputs)
+
+
+@pytest.mark.parametrize("library", ["pandas", "pyarrow", "opentelemetry.context"])
+def test_requests_while_another_thread_imports_a_library(
+    client: InferenceClient, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    """As the first `to_pandas()` of a stream does: the module is known, and has no names yet."""
+    monkeypatch.setitem(sys.modules, library, ModuleType(library))
+    assert [result["x"].tolist() for result in client.stream("flat", [StreamRequest({"x": [1, 2]})])] == [
+        [1, 2]
+    ]
 
 
 def test_a_frame_needs_metadata(server: ScriptedServer) -> None:

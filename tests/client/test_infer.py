@@ -10,11 +10,13 @@ import grpc
 import ml_dtypes
 import numpy as np
 import pytest
-from client.calls import both_clients, either
+from client.calls import both_clients, call, either
 from client.scripted import Hang, ScriptedServer, ScriptedServicer, echo, echo_typed, model
 
 from tensorferry import client as tf
 from tensorferry.client import InferenceClient, aio
+from tensorferry.client.connection import context
+from tensorferry.client.connection.channel import CallMetadata
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 
@@ -111,7 +113,7 @@ def test_a_timeout_is_the_deadline_of_the_call(servicer: ScriptedServicer, clien
 def test_health_and_metadata_calls(server: ScriptedServer, client: InferenceClient) -> None:
     assert client.is_live()
     assert client.is_ready()
-    assert client.wait_ready(10)
+    assert client.wait_ready(30)
     server.servicer.failures = [grpc.StatusCode.UNAUTHENTICATED]
     with pytest.raises(tf.Unauthenticated):
         client.is_ready()
@@ -186,7 +188,7 @@ async def test_submit_gives_a_future_of_the_result(
     client: InferenceClient, aclient: aio.InferenceClient
 ) -> None:
     futures = [client.submit("digits", {"image": IMAGES}, request_id=str(number)) for number in range(8)]
-    assert {future.result(10).id for future in as_completed(futures, 10)} == {str(n) for n in range(8)}
+    assert {future.result(30).id for future in as_completed(futures, 30)} == {str(n) for n in range(8)}
     assert not futures[0].cancel()
     tasks = [aclient.submit("digits", {"image": IMAGES}, request_id=str(number)) for number in range(8)]
     assert [result.id for result in await asyncio.gather(*tasks)] == [str(number) for number in range(8)]
@@ -195,7 +197,7 @@ async def test_submit_gives_a_future_of_the_result(
 def test_a_future_raises_the_typed_error(servicer: ScriptedServicer, client: InferenceClient) -> None:
     client.metadata("digits")
     servicer.failures = [grpc.StatusCode.NOT_FOUND]
-    error = client.submit("digits", {"image": IMAGES}, request_id="r1").exception(10)
+    error = client.submit("digits", {"image": IMAGES}, request_id="r1").exception(30)
     assert isinstance(error, tf.NotFound)
     assert error.request_id == "r1"
     with pytest.raises(tf.InvalidInput):
@@ -206,14 +208,14 @@ def test_cancelling_a_future_cancels_the_call(servicer: ScriptedServicer, client
     hang = Hang()
     servicer.infer = hang.infer
     future = client.submit("digits", {"image": IMAGES})
-    assert hang.begun.wait(10)
+    assert hang.begun.wait(30)
     assert future.cancel()
     assert future.cancel()
     assert future.cancelled()
     with pytest.raises(CancelledError):
         future.result()
-    assert list(as_completed([future], 10)) == [future]
-    assert hang.left.wait(10)
+    assert list(as_completed([future], 30)) == [future]
+    assert hang.left.wait(30)
 
 
 async def test_cancelling_a_task_cancels_the_call(
@@ -222,11 +224,11 @@ async def test_cancelling_a_task_cancels_the_call(
     hang = Hang()
     servicer.infer = hang.infer
     task = aclient.submit("digits", {"image": IMAGES})
-    assert await asyncio.to_thread(hang.begun.wait, 10)
+    assert await asyncio.to_thread(hang.begun.wait, 30)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await asyncio.to_thread(hang.left.wait, 10)
+    assert await asyncio.to_thread(hang.left.wait, 30)
 
 
 def test_many_threads_share_a_client(client: InferenceClient) -> None:
@@ -244,10 +246,26 @@ async def test_closing_cancels_calls_in_flight(server: ScriptedServer, kind: typ
     server.servicer.infer = hang.infer
     client = kind(server.target)
     future = client.submit("digits", {"image": IMAGES}, request_id="r1")
-    assert await asyncio.to_thread(hang.begun.wait, 10)
+    assert await asyncio.to_thread(hang.begun.wait, 30)
     await either(client, "close")
     await either(client, "close")
     with pytest.raises(tf.Cancelled, match="r1"):
         await (asyncio.wrap_future(future) if isinstance(client, InferenceClient) else future)
     with pytest.raises(RuntimeError, match="closed"):
         await either(client, "infer", "digits", {"image": IMAGES})
+
+
+@pytest.mark.parametrize("method", ["infer", "submit", "stream"])
+def test_a_client_that_another_thread_closes_before_a_call_begins(
+    client: InferenceClient, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    client.metadata("row")
+
+    def closed_meanwhile(metadata: CallMetadata) -> CallMetadata:
+        client.close()
+        return metadata
+
+    monkeypatch.setattr(context, "with_context", closed_meanwhile)
+    inputs = {"x": [1]}
+    with pytest.raises(tf.ClientClosed):
+        call(client, method, "row", [inputs] if method == "stream" else inputs)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import threading
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -14,6 +16,7 @@ from client.scripted import Context, Hang, ScriptedServicer, rows, streamed
 
 from tensorferry import client as tf
 from tensorferry.client import InferenceClient, StreamRequest, aio
+from tensorferry.client.inflight import InFlight
 from tensorferry.protos import inference_pb2 as pb
 
 
@@ -34,10 +37,10 @@ def test_closing_early_leaves_no_call_and_no_thread(servicer: ScriptedServicer, 
     outcomes = stream("row", rows(10**9), max_in_flight=8)
     assert next(outcomes).id == "r0"
     outcomes.close()
-    assert hang.left.wait(10)
+    assert hang.left.wait(30)
     for thread in set(threading.enumerate()) - before:
         if not thread.name.startswith("scripted"):
-            thread.join(10)
+            thread.join(30)
             assert not thread.is_alive()
 
 
@@ -48,7 +51,39 @@ def test_dropping_the_iterator_cancels_the_call(servicer: ScriptedServicer, clie
         assert result.id == "r0"
         break
     gc.collect()
-    assert hang.left.wait(10)
+    assert hang.left.wait(30)
+
+
+def test_the_thread_that_sends_may_collect_the_dropped_iterator(
+    servicer: ScriptedServicer, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang = Hang()
+    servicer.stream = hang.stream
+    dropped = threading.Event()
+
+    def source() -> Iterator[StreamRequest]:
+        yield from rows(1)
+        assert dropped.wait(30)
+        yield from rows(1)
+
+    add = InFlight.add
+
+    def collect_and_add(self: InFlight, *request: Any) -> None:
+        if dropped.is_set():
+            gc.collect()
+        add(self, *request)
+
+    monkeypatch.setattr(InFlight, "add", collect_and_add)
+    cycle: list[Any] = [client.stream("row", source())]
+    cycle.append(cycle)
+    next(cycle[0])
+    gc.disable()
+    try:
+        del cycle
+        dropped.set()
+        assert hang.left.wait(30)
+    finally:
+        gc.enable()
 
 
 async def test_cancelling_the_consumer_cancels_the_call(
@@ -62,11 +97,11 @@ async def test_cancelling_the_consumer_cancels_the_call(
             pass
 
     task = asyncio.create_task(consume())
-    assert await asyncio.to_thread(hang.begun.wait, 10)
+    assert await asyncio.to_thread(hang.begun.wait, 30)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await asyncio.to_thread(hang.left.wait, 10)
+    assert await asyncio.to_thread(hang.left.wait, 30)
 
 
 def test_closing_the_client_ends_its_streams(servicer: ScriptedServicer, stream: Streams) -> None:
@@ -110,3 +145,25 @@ async def test_a_call_that_ends_between_requests_wakes_the_consumer_of_asyncio(
     assert (await anext(outcomes)).id == "r0"
     with pytest.raises(tf.Unauthenticated):
         await anext(outcomes)
+
+
+async def test_a_source_that_awaits_something_cancelled_ends_the_stream(aclient: aio.InferenceClient) -> None:
+    async def source() -> AsyncIterator[StreamRequest]:
+        for request in rows(1):
+            yield request
+        cancelled = asyncio.get_running_loop().create_future()
+        cancelled.cancel()
+        await cancelled
+
+    outcomes = aclient.stream("row", source())
+    assert (await anext(outcomes)).id == "r0"
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(anext(outcomes), 30)
+
+
+def test_sequences_of_programs_with_one_seed_have_different_ids(client: InferenceClient) -> None:
+    ids = set()
+    for _ in range(2):
+        random.seed(1)
+        ids.add(client.sequence("row").id)
+    assert len(ids) == 2

@@ -6,7 +6,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 
@@ -37,6 +37,8 @@ from tensorferry.client.messages.codec import Outputs, Parameter, StreamDefaults
 from tensorferry.client.messages.metadata import ModelMetadata, server_processes
 from tensorferry.client.messages.metadata_cache import MetadataCache
 from tensorferry.protos import inference_pb2 as pb
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,14 @@ class ClientBase(ABC):
         """Return the options of one attempt of a call; raise if the client is closed or no time is left."""
         self._check_open()
         return context.options()
+
+    def _begin(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Begin a call; raise ClientClosed if another thread has closed the client since `_call_options`."""
+        try:
+            return call(*arguments, **options)
+        except ValueError:  # of grpcio, for a closed channel
+            self._check_open()
+            raise
 
     def _attempts(self, request: object) -> Attempts:
         return Attempts(self._retries, request, self._endpoints)

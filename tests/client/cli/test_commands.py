@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable, Sequence
 
 import grpc
@@ -52,6 +54,21 @@ def test_an_error_is_one_line(server: ScriptedServer, capsys: Output) -> None:
     error = capsys.readouterr().err
     assert error.startswith("tensorferry models: 127.0.0.1:1: UNAVAILABLE: ")
     assert error.count("\n") == 1
+
+
+def test_a_reader_that_has_exited_is_no_error(
+    server: ScriptedServer, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tensorferry` itself ends without an error."""
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    with pytest.raises(BrokenPipeError):
+        commands.models(["--target", server.target])
+    assert capsys.readouterr().err == ""
 
 
 def test_each_command_checks_target_and_timeout_and_has_help(server: ScriptedServer, capsys: Output) -> None:

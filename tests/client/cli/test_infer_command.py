@@ -45,7 +45,7 @@ def test_infer_sends_its_options(server: ScriptedServer, tmp_path: Path) -> None
     requests = server.servicer.requests
     x = saved(tmp_path, "x", np.array([1]))
     options = ["--model-version", "7", "--request-id", "r1", "--output", "x", "--header", "X-Key=a=b"]
-    parameters = [f"--parameter={pair}" for pair in ("b=true", "i=3", "f=0.5", "s=x=y")]
+    parameters = [f"--parameter={pair}" for pair in ("b=true", "i=3", "f=0.5", "s=x=y", "t=2026_11", "n=nan")]
     assert command.main(["row", "--target", server.target, "--input", f"x={x}", *options, *parameters]) == 0
     (request,) = requests
     assert (request.model_version, request.id, request.outputs[0].name) == ("7", "r1", "x")
@@ -53,7 +53,7 @@ def test_infer_sends_its_options(server: ScriptedServer, tmp_path: Path) -> None
         name: getattr(value, str(value.WhichOneof("parameter_choice")))
         for name, value in request.parameters.items()
     }
-    assert sent == {"b": True, "i": 3, "f": 0.5, "s": "x=y"}
+    assert sent == {"b": True, "i": 3, "f": 0.5, "s": "x=y", "t": "2026_11", "n": "nan"}
     assert server.metadata_of("ModelInfer")["x-key"] == "a=b"
 
 
@@ -147,6 +147,18 @@ def test_a_bad_argument_exits_with_2(server: ScriptedServer, capsys: Output) -> 
         error = refusal(capsys, command.main, ["row", "--target", server.target, *arguments])
         assert text in error, arguments
         assert error.startswith("tensorferry infer: ")
+
+
+def test_damaged_files_are_refused(server: ScriptedServer, tmp_path: Path, capsys: Output) -> None:
+    array = Path(saved(tmp_path, "x", np.arange(100)))
+    array.write_bytes(array.read_bytes().replace(b"{'descr'", b"{('escr'"))
+    archive = tmp_path / "all.npz"
+    np.savez_compressed(archive, x=np.arange(100))
+    content = archive.read_bytes()
+    archive.write_bytes(content[:60] + b"\xff" * 20 + content[80:])
+    for value in (f"x={array}", str(archive)):
+        error = refusal(capsys, command.main, ["row", "--target", server.target, "--input", value])
+        assert "which cannot be read" in error
 
 
 def test_pickles_are_not_loaded(tmp_path: Path) -> None:
@@ -290,6 +302,8 @@ def test_random_inputs(server: ScriptedServer) -> None:
     assert set(map(tuple, shapes.values())) == {(3, 2)}
     words = array_in(first, datatypes.index("BYTES"))
     assert all(len(word) == 8 and word.isalpha() for word in words.flat)
+    assert command.main([*call, "--rows", "0"]) == 0
+    assert {tuple(tensor.shape) for tensor in requests[-1].inputs} == {(0, 2)}
 
 
 def test_random_inputs_with_open_axes(server: ScriptedServer, capsys: Output) -> None:

@@ -29,6 +29,12 @@ from tensorferry.client.cli.top_view import StatusSamples, lines_of, percentile
 PATIENCE = 30.0
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the site longer than the command does, because the machine may be busy."""
+    monkeypatch.setattr(top.read, "__defaults__", (PATIENCE,))
+
+
 def batch(number: int, **changes: Any) -> dict[str, Any]:
     """A batch closed at 10.0: waits of at most 2 ms, 1 ms on the device, done after 4 ms."""
     return {
@@ -313,7 +319,9 @@ class Terminal:
             # if the tests run in the background.
             "import fcntl, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
             "signal.signal(signal.SIGINT, signal.default_int_handler); "
-            f"from tensorferry.client.cli.top import main; sys.exit(main({list(arguments)!r}))"
+            # A busy machine may take longer to answer than the command waits.
+            "from tensorferry.client.cli import top; read = top.read; "
+            f"top.read = lambda url, timeout=0: read(url, {PATIENCE}); sys.exit(top.main({list(arguments)!r}))"
         )
         self.process = subprocess.Popen(
             [sys.executable, "-c", script],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,11 @@ from client.scripted import ScriptedServer, model
 from support.processes.server import ServerProcess
 
 from tensorferry.client import InferenceClient, InferenceError, InvalidInput, Unimplemented
+from tensorferry.client.connection import system_memory
 from tensorferry.client.connection.system_memory import DIRECTORY, SystemMemory
 from tensorferry.protos import inference_pb2 as pb
 
+MINE = f"{os.getpid():08x}"
 IMAGES = np.random.default_rng(1).integers(0, 17, (32, 8, 8), np.uint8)
 
 
@@ -22,6 +26,16 @@ IMAGES = np.random.default_rng(1).integers(0, 17, (32, 8, 8), np.uint8)
 def local(digits: ServerProcess) -> Iterator[InferenceClient]:
     with InferenceClient(digits.address) as client:
         yield client
+
+
+@pytest.fixture(autouse=True)
+def _names_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that run in other processes at the same time have files, too."""
+
+    def named() -> SimpleNamespace:
+        return SimpleNamespace(hex=MINE + uuid.uuid4().hex[len(MINE) :])
+
+    monkeypatch.setattr(system_memory, "uuid", SimpleNamespace(uuid4=named))
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +51,8 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def files() -> list[str]:
     # Other tests have files with other names.
-    return sorted(path.name for path in DIRECTORY.glob("tensorferry-" + 32 * "[0-9a-f]"))
+    digits = (32 - len(MINE)) * "[0-9a-f]"
+    return sorted(path.name for path in DIRECTORY.glob(f"tensorferry-{MINE}{digits}"))
 
 
 def test_results_are_those_of_arrays(local: InferenceClient) -> None:
@@ -101,6 +116,7 @@ SIZELESS: list[tuple[str, Any, Any, str]] = [
     ("digits", 0, None, "rows expects an int from 1"),
     ("digits", "2", None, "rows expects an int from 1"),
     ("text", 2, None, "tensor 'words' of model 'text' in shared memory expects a datatype of a fixed size, got BYTES"),
+    ("strange", 2, None, "expects a datatype of a fixed size, got FP8: datatype 'FP8' is not one of BOOL"),
     ("free", 2, None, r"expects a fixed shape, got \[2, -1, 3\]: give its whole shape, as in shapes={'x': \(2, 128, 3\)}"),
     ("free", 2, {"x": (2, 5)}, r"expects a shape like \[2, -1, 3\], got \[2, 5\]"),
     ("free", 2, {"x": (2, 5, 4)}, r"expects a shape like \[2, -1, 3\], got \[2, 5, 4\]"),
@@ -113,6 +129,7 @@ SIZELESS: list[tuple[str, Any, Any, str]] = [
 
 def test_what_has_no_size_is_refused(server: ScriptedServer, client: InferenceClient) -> None:
     server.servicer.models["free"] = model("free", {"x": "FP32 -1 -1 3"}, {"x": "FP32 -1 -1 3"})
+    server.servicer.models["strange"] = model("strange", {"x": "FP8 -1"}, {"x": "FP8 -1"})
     server.servicer.models["nameless"] = model("nameless", {}, {})
     for name, rows, shapes, message in SIZELESS:
         with pytest.raises(InvalidInput, match=message), client.shared_memory(name, rows, shapes=shapes):

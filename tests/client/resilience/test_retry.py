@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -48,6 +49,19 @@ def test_pause_before_a_retry(attempt: int, chance: float, left: float | None, d
     # RESOURCE_EXHAUSTED without a retry time, as for an oversized message, and another code.
     assert retries.delay(refused(None), 1, None) is None
     assert retries.delay(refused(2.0, grpc.StatusCode.UNKNOWN), 1, None) is None
+
+
+def test_programs_of_one_seed_do_not_return_together() -> None:
+    pauses = set()
+    for _ in range(2):
+        random.seed(1)
+        pauses.add(RetryBudget(Retry()).delay(refused(), 1, None))
+    assert len(pauses) == 2
+
+
+def test_any_number_of_retries_without_a_pause() -> None:
+    retries = RetryBudget(Retry(attempts=10_000, budget=10_000))
+    assert retries.delay(refused(0.0), 9_999, None) == 0
 
 
 def test_the_budget_bounds_retries() -> None:

@@ -39,7 +39,7 @@ def refusals(server: ScriptedServer, client: InferenceClient, count: int = 1) ->
 
 def answered(server: ScriptedServer, client: InferenceClient) -> InferenceFuture:
     future = client.submit("row", INPUTS)
-    future.result(10)
+    future.result(30)
     return future
 
 
@@ -47,7 +47,7 @@ def cancelled_in_flight(server: ScriptedServer, client: InferenceClient) -> Infe
     hang = Hang()
     server.servicer.infer = hang.infer
     future = client.submit("row", INPUTS)
-    assert hang.begun.wait(10)
+    assert hang.begun.wait(30)
     assert future.cancel()
     return future
 
@@ -61,7 +61,7 @@ def cancelled_while_it_waits(server: ScriptedServer, client: InferenceClient) ->
 def closed_while_it_waits(server: ScriptedServer, client: InferenceClient) -> InferenceFuture:
     [future] = refusals(server, client)
     client.close()
-    assert isinstance(future.exception(10), Cancelled)
+    assert isinstance(future.exception(30), Cancelled)
     return future
 
 
@@ -98,11 +98,11 @@ def test_one_thread_retries_all_in_order_of_due_time(server: ScriptedServer, cli
     futures = refusals(server, client, 20)
     [thread] = [thread for thread in threading.enumerate() if thread.name == "tensorferry-retry"]
     script(server, 1)
-    assert client.submit("row", INPUTS, request_id="soon").result(10).id == "soon"
+    assert client.submit("row", INPUTS, request_id="soon").result(30).id == "soon"
     assert not any(future.done() for future in futures)
     for future in futures:
         assert future.cancel()
-    thread.join(10)
+    thread.join(30)
     assert not thread.is_alive()
 
 
@@ -110,7 +110,7 @@ def test_close_fails_waiting_futures(server: ScriptedServer, client: InferenceCl
     futures = refusals(server, client, 3)
     client.close()
     for number, future in enumerate(futures):
-        error = future.exception(10)
+        error = future.exception(30)
         assert isinstance(error, Cancelled)
         assert error.code is grpc.StatusCode.CANCELLED
         assert error.request_id == str(number)
@@ -119,4 +119,4 @@ def test_close_fails_waiting_futures(server: ScriptedServer, client: InferenceCl
 def test_a_refusal_after_close_fails_its_future(server: ScriptedServer, client: InferenceClient) -> None:
     script(server, 1, NEVER_MS)
     client._retry_queue.close()
-    assert isinstance(client.submit("row", INPUTS).exception(10), Cancelled)
+    assert isinstance(client.submit("row", INPUTS).exception(30), Cancelled)

@@ -206,7 +206,8 @@ class InferenceCalls(SharedMemoryCalls):
             of_request = context.of_request(request.request_id)
             return await self._encode(plan.model, plan.version, of_request, request)
 
-        call = functools.partial(connection.stream_stub.ModelStreamInfer, **context.options(plan.order))
+        method = connection.stream_stub.ModelStreamInfer
+        call = functools.partial(self._begin, method, **context.options(plan.order))
         outcomes = stream.run(call, requests, encode, plan.in_flight)
         async with contextlib.aclosing(outcomes):
             async for outcome, request in outcomes:
@@ -278,7 +279,7 @@ class InferenceCalls(SharedMemoryCalls):
             options = self._call_options(context)
             call = getattr(attempts.next().stub, method)
             try:
-                answer = await call(request, wait_for_ready=wait_for_ready, **options)
+                answer = await self._begin(call, request, wait_for_ready=wait_for_ready, **options)
             except grpc.RpcError as error:
                 failure = errors.from_rpc(error, context.request_id)
                 await self._wait(failure, error, attempts, context)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -27,7 +27,8 @@ class InferenceSequence:
         self._requests: waits.Queue[StreamRequest | None] = waits.Queue()
         self._results: AsyncGenerator[Any] | None = None
         self._over = False
-        self.id = random.randint(1, _MOST)
+        # Not of `random`: two programs with the same seed would use the same ids.
+        self.id = 1 + secrets.randbelow(_MOST)
 
     async def infer(
         self,

@@ -94,7 +94,7 @@ class _RequestFeed:
         self._encode = encode
         self._in_flight = in_flight
         self._over = False
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._room_or_over = asyncio.Event()
         self._due_or_over = asyncio.Event()
         call.add_done_callback(lambda _: self._stop())
@@ -103,7 +103,7 @@ class _RequestFeed:
     async def _send_all(self) -> None:
         try:
             while await self._room():
-                request = await anext(self._requests, None)
+                request = await self._next()
                 if request is None:
                     break
                 await self._send(request)
@@ -114,6 +114,16 @@ class _RequestFeed:
         self._stop()
         with _CALL_ENDED:
             await self._call.done_writing()
+
+    async def _next(self) -> StreamRequest | None:
+        try:
+            return await anext(self._requests, None)
+        except asyncio.CancelledError as error:
+            if waits.caller_cancelled():
+                raise
+            # The caller's iterable awaited something that was cancelled.
+            self._failure = error
+            return None
 
     async def _room(self) -> bool:
         while not (self._over or self._in_flight.has_room()):
@@ -156,7 +166,7 @@ class _RequestFeed:
         """Let the next request be sent if an answer has made room for it."""
         self._room_or_over.set()
 
-    def abandon(self, broken: InferenceError | None) -> tuple[list[Taken], Exception | None]:
+    def abandon(self, broken: InferenceError | None) -> tuple[list[Taken], BaseException | None]:
         """End the stream: return the outcomes not yet taken, and the exception to raise after them."""
         if broken is None and self._in_flight.awaited:
             broken = unanswered(self._in_flight.awaited)

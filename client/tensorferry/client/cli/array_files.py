@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -17,6 +18,18 @@ from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 
 
+@contextlib.contextmanager
+def _damage() -> Iterator[None]:
+    """Raise ValueError in place of the many other errors that numpy and zipfile raise for damaged files."""
+    try:
+        yield
+    except (OSError, ValueError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+@_damage()
 def read_array(file: BinaryIO) -> Array:
     """Read the array of an open .npy file; raise OSError or ValueError if it is unsafe or malformed.
 
@@ -28,8 +41,9 @@ def read_array(file: BinaryIO) -> Array:
     return array
 
 
+@_damage()
 def read_archive(path: Path) -> dict[str, Array]:
-    """Read the arrays of a .npz file, by name; raise OSError, ValueError or BadZipFile if it is malformed."""
+    """Read the arrays of a .npz file, by name; raise OSError or ValueError if it is malformed."""
     with zipfile.ZipFile(path) as archive:
         arrays = {}
         for member in archive.namelist():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,9 @@ per element in row-major order. Characters other than letters, digits, '.', '_' 
 
 _FORMAT_HELP = """table: for people, long arrays shortened; json: the protocol's JSON form on one line, complete
 (default: %(default)s)"""
+
+# Python's own int() and float() also take "2024_11" and "nan", which may be names.
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -266,9 +270,9 @@ def parameter(text: str) -> tuple[str, Parameter]:
     name, value = pair(text, "NAME=VALUE")
     if value in ("true", "false"):
         return name, value == "true"
-    for number in (int, float):
-        try:
-            return name, number(value)
-        except ValueError:
-            pass
-    return name, value
+    if not _NUMBER.fullmatch(value):
+        return name, value
+    try:
+        return name, int(value)
+    except ValueError:
+        return name, float(value)

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import sys
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,7 +160,7 @@ def _archive(file: str, model: ModelMetadata) -> dict[str, Array]:
 def _read_archive(file: str) -> dict[str, Array]:
     try:
         return read_archive(Path(file))
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError) as error:
         received = f"{file!r}, which cannot be read ({error})"
         raise InvalidInput("--input", "a file that numpy.savez wrote", received, "name such a file") from None
 

@@ -64,7 +64,8 @@ def random_shape(
         example = ",".join(str(size) if size >= 0 else "8" for size in (max(first, rows or 1), *rest))
         change = f"choose its axes, such as --shape {tensor.name}:{example}"
         raise InvalidInput(subject, str(tensor), "no lengths for its open axes", change)
-    return (first if first >= 0 else rows or 1, *rest) if tensor.shape else ()
+    length = 1 if rows is None else rows
+    return (first if first >= 0 else length, *rest) if tensor.shape else ()
 
 
 def random_array(

@@ -151,6 +151,9 @@ def call_server(
         text = f"{','.join(connection.targets)}: {one_line(str(error))}{_hint(error, connection)}"
         print(f"{parser.prog}: {text}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # The reader of the output has exited, as `head` does. `tensorferry` then ends without an error.
+        raise
     except OSError as error:
         print(f"{parser.prog}: {one_line(str(error))}", file=sys.stderr)
         return 1

@@ -16,8 +16,9 @@ def with_context(metadata: CallMetadata) -> CallMetadata:
 
     The caller's metadata takes precedence: a trace context in it is kept.
     """
-    context = sys.modules.get("opentelemetry.context")
-    if context is None or not context.get_current():
+    # None also while another thread imports the module.
+    get_current = getattr(sys.modules.get("opentelemetry.context"), "get_current", None)
+    if get_current is None or not get_current():
         return metadata
     from opentelemetry import propagate
 

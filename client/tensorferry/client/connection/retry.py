@@ -23,7 +23,11 @@ from tensorferry.protos import inference_pb2 as pb
 # Attempts of a call after UNAVAILABLE, and the shortest pause in seconds if the server names none.
 _UNAVAILABLE_ATTEMPTS = 4
 _PAUSE = 0.025
-# The same if a server of several processes accepts no connection.
+# Most doublings of the random part of a pause: a server may ask for pauses of 0 seconds any number of times.
+_MOST_DOUBLINGS = 32
+# Not that of `random`: programs with the same seed would return together.
+_random = random.SystemRandom().random
+# The shortest pause if a server of several processes accepts no connection.
 _STARTING_PAUSE = 0.5
 # Trailer of a tensorferry server with UNAVAILABLE. Proxies and gRPC core create that status
 # themselves when a server has ended, without this trailer.
@@ -128,7 +132,7 @@ def attempt_end(call: Any, error: InferenceError) -> AttemptEnd:
 class RetryBudget:
     """Retry budget of one client. Thread-safe."""
 
-    def __init__(self, retry: Retry, chance: Callable[[], float] = random.random) -> None:
+    def __init__(self, retry: Retry, chance: Callable[[], float] = _random) -> None:
         self._retry = retry
         self._chance = chance
         # Guards _left.
@@ -165,7 +169,7 @@ class RetryBudget:
             return None
         if pause is None or attempt >= attempts:
             return None
-        delay = pause * (1 + self._chance() * (1 << (attempt - 1)))
+        delay = pause * (1 + self._chance() * (1 << min(attempt - 1, _MOST_DOUBLINGS)))
         if left is not None and delay >= left:
             # The server's own pause may still fit.
             if pause >= left:

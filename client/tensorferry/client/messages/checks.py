@@ -107,16 +107,19 @@ def _check_input(value: object, tensor: TensorMetadata, model_name: str) -> Arra
 
 
 def _from_columns(columns: Mapping[str, Array], tensor: TensorMetadata, model: ModelMetadata) -> Array:
+    frames.check_rows(columns, tensor, model)
     arrays = []
     for name, values in columns.items():
         subject = frames.subject_of(name, tensor, model)
         if tensor.datatype == "BYTES":
             arrays.append(frames.check_strings(values, tensor, subject))
             continue
-        if values.dtype.kind not in "biuf":
+        given = values.tolist() if values.dtype == object else values
+        natural = _as_array(given, subject, f"numbers for {tensor.datatype}")
+        if natural.dtype.kind not in "biuf" or natural.shape != values.shape:
             change = "convert it to numbers, and fill missing values"
             raise InvalidInput(subject, f"numbers for {tensor.datatype}", f"dtype {values.dtype}", change)
-        arrays.append(_exactly(values, tensor, subject))
+        arrays.append(_exactly(_unrounded(natural, given, tensor.datatype), tensor, subject))
     array = frames.joined(arrays, tensor)
     shape_change = _shape_change(array.shape, tensor.shape)
     if shape_change:
@@ -174,12 +177,19 @@ def _from_python(value: object, tensor: TensorMetadata, subject: str) -> Array:
     if natural.dtype.kind not in "biuf":
         received = f"{_python_kind(natural)} {list(natural.shape)}"
         raise InvalidInput(subject, str(tensor), received, f"use numbers that {tensor.datatype} can hold")
-    if natural.dtype.kind == "f" and tensor.datatype == "UINT64":
-        # numpy reads integers above INT64 beside smaller ones as float64, which rounds them.
-        elements = _as_array(value, subject, str(tensor), object)
-        if all(isinstance(element, int) and 0 <= element < 2**64 for element in elements.flat):
-            natural = elements.astype(np.uint64)
-    return _exactly(natural, tensor, subject)
+    return _exactly(_unrounded(natural, value, tensor.datatype), tensor, subject)
+
+
+def _unrounded(natural: Array, value: object, datatype: str) -> Array:
+    """Return 64-bit integers exactly: numpy rounds them to float64 beside floats, or if some are above INT64."""
+    if natural.dtype.kind != "f" or natural is value or datatype not in ("INT64", "UINT64"):
+        return natural
+    elements = np.asarray(value, object)
+    try:
+        exact = elements.astype(tensors.datatype(datatype).storage)
+    except (ArithmeticError, TypeError, ValueError):
+        return natural
+    return exact if elements.tolist() == exact.tolist() else natural
 
 
 def _exactly(natural: Array, tensor: TensorMetadata, subject: str) -> Array:

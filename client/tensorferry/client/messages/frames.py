@@ -44,19 +44,22 @@ def frame_of(inputs: Any) -> Any:
     """Return the columns of a pandas DataFrame or a pyarrow table; any other value unchanged."""
     if isinstance(inputs, Mapping):
         return inputs
-    pandas = sys.modules.get("pandas")
-    if pandas is not None and isinstance(inputs, pandas.DataFrame):
+    if isinstance(inputs, _imported("pandas", "DataFrame")):
         return Frame(
             (label, _pandas_values(inputs.iloc[:, place])) for place, label in enumerate(inputs.columns)
         )
-    pyarrow = sys.modules.get("pyarrow")
-    if pyarrow is not None and isinstance(inputs, pyarrow.RecordBatch):
-        inputs = pyarrow.Table.from_batches([inputs])
-    if pyarrow is not None and isinstance(inputs, pyarrow.Table):
+    if isinstance(inputs, _imported("pyarrow", "RecordBatch")):
+        inputs = sys.modules["pyarrow"].Table.from_batches([inputs])
+    if isinstance(inputs, _imported("pyarrow", "Table")):
         return Frame(
             (label, inputs.column(place).to_numpy()) for place, label in enumerate(inputs.column_names)
         )
     return inputs
+
+
+def _imported(library: str, name: str) -> Any:
+    """Return a class of a library; () if the program has not imported it, or another thread imports it now."""
+    return getattr(sys.modules.get(library), name, ())
 
 
 def columns_for(inputs: Mapping[str, object], model: ModelMetadata) -> Mapping[str, object]:
@@ -67,7 +70,10 @@ def columns_for(inputs: Mapping[str, object], model: ModelMetadata) -> Mapping[s
     if len(model.inputs) != 1 or len(inputs) < 2 or model.inputs[0].name in inputs:
         return inputs
     arrays = {
-        name: np.asarray(values) for name, values in inputs.items() if isinstance(values, (list, tuple))
+        # Objects, because numpy makes strings of numbers beside strings, and rounds integers beside floats.
+        name: np.asarray(values, object)
+        for name, values in inputs.items()
+        if isinstance(values, (list, tuple))
     }
     if len(arrays) < len(inputs) or any(array.ndim != 1 for array in arrays.values()):
         return inputs
@@ -109,6 +115,15 @@ def pieces(frame: Frame, model: ModelMetadata) -> Iterator[tuple[TensorMetadata,
 def subject_of(column: str, tensor: TensorMetadata, model: ModelMetadata) -> str:
     """Return how errors name a column."""
     return f"column {column!r} for input {tensor.name!r} of model {model.name!r}"
+
+
+def check_rows(columns: Mapping[str, Array], tensor: TensorMetadata, model: ModelMetadata) -> None:
+    """Raise InvalidInput if there is no column, or if the columns have different numbers of rows."""
+    sizes = sorted({len(values) for values in columns.values()})
+    if len(sizes) != 1:
+        received = f"columns of {sizes[0]} and of {sizes[-1]} rows" if sizes else "no columns"
+        subject = f"input {tensor.name!r} of model {model.name!r}"
+        raise InvalidInput(subject, "columns of the same length", received, "give each row all its values")
 
 
 def check_strings(column: Array, tensor: TensorMetadata, subject: str) -> Array:

@@ -144,12 +144,15 @@ def without_outputs(answer: pb.ModelInferResponse) -> InferenceResult:
 
 
 def _dtype(tensor: TensorMetadata, model: str) -> np.dtype[Any]:
-    datatype = tensors.DATATYPES[tensor.datatype]
+    expected, change = "a datatype of a fixed size", "use infer with arrays"
+    try:
+        datatype = tensors.datatype(tensor.datatype)
+        # BF16 raises here, before there is memory, without the package ml_dtypes.
+        dtype: np.dtype[Any] = tensors.values(np.empty(0, datatype.storage), tensor.datatype).dtype
+    except tensors.TensorError as error:
+        raise InvalidInput(_subject(tensor, model), expected, tensor.datatype, str(error)) from None
     if not datatype.size:
-        expected = "a datatype of a fixed size"
-        raise InvalidInput(_subject(tensor, model), expected, tensor.datatype, "use infer with arrays")
-    # BF16 raises here, before there is memory, without the package ml_dtypes.
-    dtype: np.dtype[Any] = tensors.values(np.empty(0, datatype.storage), tensor.datatype).dtype
+        raise InvalidInput(_subject(tensor, model), expected, tensor.datatype, change)
     return dtype
 
 

@@ -128,7 +128,9 @@ class InferenceClient(InferenceCalls):
         encoded = self._encode(model, version, context, request)
         attempts = self._attempts(encoded)
         return InferenceFuture(
-            lambda: attempts.next().stub.ModelInfer.future(encoded, **self._call_options(context)),
+            lambda: self._begin(
+                attempts.next().stub.ModelInfer.future, encoded, **self._call_options(context)
+            ),
             request.request_id,
             functools.partial(self._cache.refused, model, version),
             functools.partial(self._compared, encoded, context),

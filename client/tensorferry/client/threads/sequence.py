@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -28,7 +28,8 @@ class InferenceSequence:
         self._requests: waits.Queue[StreamRequest | None] = waits.Queue()
         self._results: Generator[Any, None, None] | None = None
         self._over = False
-        self.id = random.randint(1, _MOST)
+        # Not of `random`: two programs with the same seed would use the same ids.
+        self.id = 1 + secrets.randbelow(_MOST)
 
     def infer(
         self,

@@ -91,7 +91,8 @@ class ServerCalls(ClientBase):
         context = self._settings.of_call(metadata).begin(timeout)
         methods = [connection.stub.ServerReady for connection in self._endpoints]
         try:
-            answer = waits.first_answer(methods, rpc.message, self._call_options(context))
+            options = self._call_options(context)
+            answer = self._begin(waits.first_answer, methods, rpc.message, options)
         except DeadlineExceeded:
             # No time is left for a call.
             return False

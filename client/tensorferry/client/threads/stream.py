@@ -38,8 +38,9 @@ class _RequestFeed:
         self._over = False
         self._failure: BaseException | None = None
         # Guards _in_flight, _over and _failure; never held while a request is pulled, checked,
-        # encoded, sent or awaited.
-        self._lock = threading.Lock()
+        # encoded, sent or awaited. Reentrant, because the garbage collector may close the dropped
+        # iterator on the thread that holds it.
+        self._lock = threading.RLock()
         self._room_or_over = threading.Condition(self._lock)
         self._due_or_over = threading.Condition(self._lock)
 
