@@ -11,10 +11,9 @@ import pytest
 from browser.chromium import Chromium, needs_chromium
 
 from tensorferry.client.load import result_file
-from tensorferry.client.load.histogram import Histogram
 from tensorferry.client.load.records import Tally
-from tensorferry.client.load.report import write_report
-from tensorferry.client.load.results import StepResult, StepTotals
+from tensorferry.client.load.result_file import write_report
+from tensorferry.client.load.results import StepResult
 from tensorferry.client.load.server_statistics import ServerSide
 from tensorferry.client.load.steps import Step
 
@@ -36,17 +35,16 @@ def page(tmp_path: Path) -> Iterator[Chromium]:
 
 def measured(step: Step, rate: int, latency: float, failures: int = 0, *, server: bool = True) -> StepResult:
     """Return a made-up result, with 5 intervals."""
-    chance, totals = random.Random(rate), StepTotals(step)
-    for _ in range(5):
-        number = round(rate * chance.uniform(0.9, 1.1))
-        latencies, lags = Histogram(), Histogram()
-        latencies.add([latency * chance.lognormvariate(0, 0.4) for _ in range(number)])
-        lags.add([2e-4] * bool(step.rate))
-        failed = {"RESOURCE_EXHAUSTED": (failures, HOSTILE), "INTERNAL": (1, "x")} if failures else {}
-        totals.add([Tally(1.0, latencies, 2 * number, lags, failed, 0.95 if failures else 0.3, 0.0)])
     sizes = {rows: 100 - rows for rows in range(1, 1 + (step.concurrency or 16))}
     side = ServerSide(rate * 5, failures, latency / 2, latency / 3, 4.5, sizes) if server else None
-    return totals.result(side)
+    chance, result = random.Random(rate), StepResult(step, server=side)
+    for _ in range(5):
+        number = round(rate * chance.uniform(0.9, 1.1))
+        latencies = [latency * chance.lognormvariate(0, 0.4) for _ in range(number)]
+        failed = {"RESOURCE_EXHAUSTED": (failures, HOSTILE), "INTERNAL": (1, "x")} if failures else {}
+        lags, cpu = [2e-4] * bool(step.rate), 0.95 if failures else 0.3
+        result.add([Tally(latencies, 2 * number, lags, failed, seconds=1.0, cpu=cpu)])
+    return result
 
 
 def document(steps: list[StepResult], mode: str = "closed") -> dict[str, Any]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -20,11 +20,13 @@ import numpy as np
 import polling
 import pytest
 from client.calls import Output, refusal
+from client.load.measured import measured, tally
 from client.scripted import Context, ScriptedServer, echo, model
 
 from tensorferry.client.cli import bench
-from tensorferry.client.load.records import Plan, Target
-from tensorferry.client.load.run import LoadError, LoadProcesses
+from tensorferry.client.load.records import LoadError, Plan, Target
+from tensorferry.client.load.results import StepResult
+from tensorferry.client.load.run import LoadProcesses
 from tensorferry.client.load.steps import Step
 from tensorferry.protos import inference_pb2 as pb
 
@@ -130,43 +132,73 @@ def test_progress_on_a_terminal_failures_with_the_first_message_and_hidden_heade
     assert "per second, p50 " in progress
 
 
-def test_conditions_decide_the_exit_code(server: ScriptedServer, tmp_path: Path, capsys: Output) -> None:
-    def failing() -> Callable[[pb.ModelInferRequest, Context], pb.ModelInferResponse]:
-        """Return what answers four of five requests, the first ones among them."""
-        numbers = itertools.count()
+Load = Callable[[Callable[[Step], StepResult]], None]
 
-        def infer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-            if next(numbers) % 5 == 4:
-                context.abort(grpc.StatusCode.INTERNAL, "now and then")
-            return echo(request)
 
-        return infer
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Load:
+    """A function that replaces the load processes by one that makes up the result of each step."""
 
-    words = ["--target", server.target, "row", *SHORT, "--concurrency", "2"]
+    def replace(run: Callable[[Step], StepResult]) -> None:
+        monkeypatch.setattr(bench, "LoadProcesses", lambda *_: nullcontext(SimpleNamespace(run=run)))
+
+    return replace
+
+
+def test_conditions_decide_the_exit_code(
+    server: ScriptedServer, load: Load, tmp_path: Path, capsys: Output
+) -> None:
+    failures = {"INTERNAL": (20, "now and then")}
+    load(lambda step: measured(tally(*[0.001] * 80, failures=failures), step=step))
+    words = ["--target", server.target, "row", "--concurrency", "2"]
     table = tmp_path / "results.csv"
-    server.servicer.infer = failing()
     assert bench.main([*words, "--assert", "errors<50%", "--assert", "p99<60s", "--csv", str(table)]) == 0
     head, line = table.read_text().splitlines()
     assert head.startswith("concurrency,rate,seconds,answered,failed")
-    assert line.startswith("2,,")
+    assert line.startswith("2,,1.0,80,20,")
     capsys.readouterr()
-    server.servicer.infer = failing()
-    assert bench.main([*words, "--assert", "p50<1us", "--assert", "rate>1"]) == 1
-    assert re.fullmatch(
-        r"tensorferry bench: 2 in flight: p50<1us is not met: it is .*s\n", capsys.readouterr().err
-    )
-    server.servicer.infer = failing()
+    assert bench.main([*words, "--assert", "p50<1us", "--assert", "rate>1", "--assert", "errors<1%"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "tensorferry bench: 2 in flight: p50<1us is not met: it is 1.00 ms",
+        "tensorferry bench: 2 in flight: errors<1% is not met: it is 20%",
+    ]
     assert bench.main(words) == 1
-    assert "requests failed; --assert errors<1% allows some" in capsys.readouterr().err
+    expected = "2 in flight: 20 of 100 requests failed; --assert errors<1% allows some"
+    assert capsys.readouterr().err == f"tensorferry bench: {expected}\n"
 
 
-def test_the_largest_rate_with_a_condition(server: ScriptedServer, capsys: Output) -> None:
-    words = [server.target, "row", *SHORT, "--processes", "1"]
-    assert bench.main([*words, "--find-rate", "p99<60s"]) in (0, 1)
-    found = capsys.readouterr().out
-    assert "largest rate with p99<60s: " in found or "no rate met p99<60s" in found
-    assert bench.main([*words, "--find-rate", "p50<0us"]) == 1
-    assert "no rate met p50<0us; the lowest that was tried is" in capsys.readouterr().out
+def test_the_largest_rate_with_a_condition(
+    server: ScriptedServer, load: Load, tmp_path: Path, capsys: Output
+) -> None:
+    def run_step(step: Step) -> StepResult:
+        """Return latencies of 5 ms up to 700 requests/s, of 50 ms above, and at most 900 answers."""
+        rate = step.rate or 10_000
+        return measured(tally(*[0.005 if rate <= 700 else 0.05] * round(min(rate, 900))), step=step)
+
+    load(run_step)
+    steps = run(server, tmp_path, "--find-rate", "p99<10ms")["steps"]
+    tried = [step["rate"] for step in steps]
+    assert tried == sorted(set(tried))
+    best = max(rate for rate in tried if rate <= 700)
+    assert best > 680
+    assert f"largest rate with p99<10ms: {best:g} per second" in capsys.readouterr().out
+    words = [server.target, "row", "--find-rate"]
+    assert bench.main([*words, "p50<0us"]) == 1
+    assert "no rate met p50<0us; the lowest that was tried is 0.2 per second" in capsys.readouterr().out
+    assert bench.main([*words, "p50<10ms", "--assert", "rate>500"]) == 1
+    assert "495 per second: rate>500 is not met: it is 495/s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--rate", "50"], ["--find-rate", "p99<10ms"]])
+def test_no_answer_at_all_is_a_failure(
+    server: ScriptedServer, load: Load, capsys: Output, words: list[str]
+) -> None:
+    load(lambda step: measured(tally(failures={"UNAVAILABLE": (9, "gone")}), step=step))
+    assert bench.main([server.target, "row", *words]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == "tensorferry bench: no request was answered\n"
+    assert "9 × UNAVAILABLE, the first: gone" in captured.out
+    assert "no rate met" not in captured.out, "none was tried"
 
 
 def test_a_request_that_the_server_refuses_is_one_line(server: ScriptedServer, capsys: Output) -> None:
@@ -178,21 +210,6 @@ def test_a_request_that_the_server_refuses_is_one_line(server: ScriptedServer, c
     assert bench.main([server.target, "row", *SHORT]) == 1
     expected = f"tensorferry bench: {server.target}: INVALID_ARGUMENT: no such shape\n"
     assert capsys.readouterr().err == expected
-
-
-def test_no_answer_at_all_is_a_failure(server: ScriptedServer, capsys: Output) -> None:
-    first = iter([True])
-
-    def infer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        if not next(first, False):
-            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
-        return echo(request)
-
-    server.servicer.infer = infer
-    assert bench.main([server.target, "row", *SHORT, "--rate", "50"]) == 1
-    captured = capsys.readouterr()
-    assert captured.err == "tensorferry bench: no request was answered\n"
-    assert "× UNAVAILABLE, the first: gone" in captured.out
 
 
 def test_a_server_without_metadata_needs_files(
@@ -304,21 +321,22 @@ def test_ctrl_c_ends_all_processes(server: ScriptedServer) -> None:
 
 def test_a_load_process_that_is_killed_is_an_error(server: ScriptedServer) -> None:
     body = pb.ModelInferRequest(model_name="row").SerializeToString()
-    target = Target(server.target)
+    plan, steps = Plan(warmup=0.0, duration=1000.0), [Step(concurrency=1)]
 
     def kill(step: Step, number: int, interval: object) -> None:
         processes._processes[0].kill()
 
-    with LoadProcesses(1, target, {1: [body]}) as processes:
-        plan = Plan(warmup=0.0, duration=1000.0)
-        with pytest.raises(LoadError, match="load process 0 ended unexpectedly with status -9"):
-            processes.run(plan, Step(concurrency=1), target.timeout, progress=kill)
+    with (
+        LoadProcesses(plan, steps, Target(server.target), {1: [body]}, progress=kill) as processes,
+        pytest.raises(LoadError, match="load process 0 ended unexpectedly with status -9"),
+    ):
+        processes.run(steps[0])
 
 
 def test_a_server_that_cannot_be_reached_by_the_load() -> None:
-    target = Target("127.0.0.1:1", connect_timeout=0.2)
+    target, steps = Target("127.0.0.1:1", connect_timeout=0.2), [Step(concurrency=1)]
     with (
-        LoadProcesses(1, target, {1: [b""]}) as processes,
+        LoadProcesses(Plan(), steps, target, {1: [b""]}) as processes,
         pytest.raises(LoadError, match=r"no connection to 127\.0\.0\.1:1 within 0\.2 s"),
     ):
-        processes.run(Plan(), Step(concurrency=1), 1.0)
+        processes.run(steps[0])

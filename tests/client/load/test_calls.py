@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from client.scripted import Context, Hang, ScriptedServer, echo, failed, streamed
+from client.scripted import Context, Hang, ScriptedServer, failed, streamed
 
 from tensorferry.client.load.calls import Calls, Failure
 from tensorferry.client.load.process import opened
@@ -36,31 +36,9 @@ def ends() -> Ends:
 
 
 @pytest.fixture
-def unary(server: ScriptedServer) -> Iterator[Calls]:
-    with opened(Target(server.target, metadata=(("x-key", "a"),)), 2) as calls:
-        yield calls
-
-
-@pytest.fixture
 def stream(server: ScriptedServer) -> Iterator[Calls]:
     with opened(Target(server.target, metadata=(("x-key", "a"),), stream=True), 1) as calls:
         yield calls
-
-
-def test_unary_calls(server: ScriptedServer, unary: Calls, ends: Ends) -> None:
-    received = server.servicer.requests
-
-    def infer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        if len(received) == 2:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-        return echo(request)
-
-    server.servicer.infer = infer
-    for expected in (None, ("RESOURCE_EXHAUSTED", "full"), None):
-        unary.start(BODY, ends)
-        assert ends.next() == expected
-    assert [request.model_name for request in received] == ["row"] * 3
-    assert server.metadata_of("ModelInfer")["x-key"] == "a"
 
 
 def test_the_timeout_is_the_deadline_of_a_unary_call(server: ScriptedServer, ends: Ends) -> None:
@@ -123,14 +101,18 @@ def test_a_broken_stream_fails_its_requests_and_the_next_opens_another(
 
 
 def test_a_stream_that_the_server_ends(server: ScriptedServer, stream: Calls, ends: Ends) -> None:
-    server.servicer.stream = lambda requests, context: iter([streamed(next(requests))])
+    def first_of_two(
+        requests: Iterator[pb.ModelInferRequest], context: Context
+    ) -> Iterator[pb.ModelStreamInferResponse]:
+        first, _ = next(requests), next(requests)
+        yield streamed(first)
+
+    server.servicer.stream = first_of_two
     other = Ends()
     stream.start(BODY, ends)
-    assert ends.next() is None
     stream.start(BODY, other)
-    failure = other.next()
-    # Either the request was sent before the end of the stream was known, or it opened another.
-    assert failure in (None, ("UNAVAILABLE", "the server ended the stream"))
+    assert ends.next() is None
+    assert other.next() == ("UNAVAILABLE", "the server ended the stream")
 
 
 def test_requests_of_a_stream_expire(

@@ -1,4 +1,4 @@
-"""Steps of a load, their arrivals, traces, and histograms of latencies."""
+"""Steps of a load, their parts and arrivals, traces, and histograms of latencies."""
 
 from __future__ import annotations
 
@@ -11,17 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorferry.client.load.histogram import GROWTH, LEAST_SECONDS, Histogram, lower_bound
-from tensorferry.client.load.steps import (
-    Arrival,
-    BadLoad,
-    Step,
-    arrivals_of,
-    concurrencies,
-    rates,
-    share,
-)
-from tensorferry.client.load.trace import BadTrace, read_trace
+from tensorferry.client.load.histogram import LEAST_SECONDS, Histogram
+from tensorferry.client.load.records import Plan
+from tensorferry.client.load.steps import Arrival, BadOption, Step, concurrencies, rates
+from tensorferry.client.load.trace import read_trace
 
 
 @pytest.mark.parametrize(
@@ -49,43 +42,47 @@ def test_what_is_no_concurrency_and_no_rate() -> None:
         (rates, ("0", "nan", "inf", "a:b")),
     ):
         for text in texts:
-            with pytest.raises(BadLoad, match="expected"):
+            with pytest.raises(BadOption, match="expected"):
                 parse(text)
 
 
-def test_shares_add_up_and_differ_by_at_most_one() -> None:
-    shares = [share(7, 3, part) for part in range(3)]
-    assert sum(shares) == 7
-    assert max(shares) - min(shares) <= 1
+def test_parts_share_a_step() -> None:
+    plan = Plan(processes=4)
+    assert [part.in_flight for part in plan.parts(Step(concurrency=2))] == [1, 1]
+    parts = plan.parts(Step(concurrency=262))
+    assert [(part.in_flight, part.connections) for part in parts] == [(66, 2), (66, 2), (65, 2), (65, 2)]
+    assert [part.connections for part in plan.parts(Step(concurrency=256))] == [1, 1, 1, 1]
+    assert {part.connections for part in Plan(connections=3).parts(Step(concurrency=1))} == {3}
+    assert [part.in_flight for part in plan.parts(Step(rate=10.0))] == [0, 0, 0, 0]
+    trace = (Arrival(0.0, 1), Arrival(1.0, 1), Arrival(2.0, 1))
+    sent = [list(part.arrivals()) for part in Plan(processes=2, trace=trace).parts(Step())]
+    assert sent == [[trace[0], trace[2]], [trace[1]]]
 
 
 def test_constant_arrivals_of_all_processes_interleave() -> None:
-    parts = [itertools.islice(arrivals_of("constant", 100, 2, 3, part, 1), 4) for part in range(3)]
-    times = sorted(arrival.at for part in parts for arrival in part)
-    assert times == pytest.approx([number / 100 for number in range(12)])
+    plan = Plan(arrivals="constant", rows=2, processes=3, requests=11)
+    arrivals = [arrival for part in plan.parts(Step(rate=100)) for arrival in part.arrivals()]
+    assert sorted(arrival.at for arrival in arrivals) == pytest.approx([number / 100 for number in range(11)])
+    assert {arrival.rows for arrival in arrivals} == {2}
 
 
 def test_poisson_arrivals_have_the_rate_and_the_spread() -> None:
-    merged = [
-        arrival
-        for part in range(4)
-        for arrival in itertools.takewhile(
-            lambda arrival: arrival.at < 50, arrivals_of("poisson", 200, 1, 4, part, 7)
-        )
-    ]
+    parts = Plan(processes=4, seed=7).parts(Step(rate=200))
+    times = sorted(
+        arrival.at
+        for part in parts
+        for arrival in itertools.takewhile(lambda arrival: arrival.at < 50, part.arrivals())
+    )
     # The number within 50 s has a mean of 10,000 and a standard deviation of 100.
-    assert 9_500 < len(merged) < 10_500
-    times = sorted(arrival.at for arrival in merged)
-    gaps = [after - before for before, after in itertools.pairwise(times)]
-    mean = sum(gaps) / len(gaps)
-    variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
+    assert 9_500 < len(times) < 10_500
+    gaps = np.diff(times)
     # Independent arrivals: the standard deviation of a gap is its mean.
-    assert variance**0.5 == pytest.approx(mean, rel=0.1)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.1)
 
 
 def test_arrivals_are_those_of_the_seed_and_differ_between_processes() -> None:
     def some(part: int, seed: int) -> list[Arrival]:
-        return list(itertools.islice(arrivals_of("poisson", 10, 1, 2, part, seed), 5))
+        return list(Plan(processes=2, seed=seed, requests=10).parts(Step(rate=10.0))[part].arrivals())
 
     assert some(0, 1) == some(0, 1)
     assert len({some(part, seed)[0].at for part in range(2) for seed in range(3)}) == 6
@@ -136,9 +133,9 @@ WRONG_LINES = [
 
 def test_a_wrong_line_is_named(tmp_path: Path) -> None:
     for line, text in WRONG_LINES:
-        with pytest.raises(BadTrace, match=re.escape(text)):
+        with pytest.raises(BadOption, match=re.escape(text)):
             read_trace(written(tmp_path / "t", '{"at": 1}', line), 1)
-    with pytest.raises(BadTrace, match="has no arrivals"):
+    with pytest.raises(BadOption, match="has no arrivals"):
         read_trace(written(tmp_path / "t", '{"message": "started"}'), 1)
 
 
@@ -155,19 +152,14 @@ def test_percentiles_are_within_half_a_percent() -> None:
         assert histogram.percentile(part) == pytest.approx(exact, rel=0.005)
 
 
-def test_mean_least_and_most_are_exact() -> None:
+def test_mean_least_and_most_are_exact_and_an_empty_histogram_has_no_figures() -> None:
     histogram = Histogram()
+    histogram.add([])
+    assert (histogram.count, histogram.mean, histogram.percentile(0.5)) == (0, None, None)
     histogram.add([0.003, 0.001, 0.002])
     assert (histogram.count, histogram.least, histogram.most) == (3, 0.001, 0.003)
     assert histogram.mean == pytest.approx(0.002)
     assert histogram.percentile(1.0) == 0.003
-
-
-def test_an_empty_histogram_has_no_figures() -> None:
-    histogram = Histogram()
-    histogram.add([])
-    assert (histogram.count, histogram.mean, histogram.percentile(0.5)) == (0, None, None)
-    assert histogram.sparse() == {}
 
 
 def test_values_outside_the_buckets_are_counted_at_the_ends() -> None:
@@ -176,23 +168,3 @@ def test_values_outside_the_buckets_are_counted_at_the_ends() -> None:
     assert sorted(histogram.sparse().values()) == [1, 1]
     assert histogram.percentile(0.5) == pytest.approx(LEAST_SECONDS, rel=0.005)
     assert histogram.percentile(1.0) == 1e9
-
-
-def test_merging_is_adding_all_values() -> None:
-    values = [0.001, 0.01, 0.02, 0.5]
-    whole, one, other = Histogram(), Histogram(), Histogram()
-    whole.add(values)
-    one.add(values[:1])
-    other.add(values[1:])
-    one.merge(other)
-    copied = Histogram.of(one.sparse(), one.total, one.least, one.most)
-    for histogram in (one, copied):
-        assert histogram.sparse() == whole.sparse()
-        assert (histogram.least, histogram.most) == (0.001, 0.5)
-        assert histogram.mean == pytest.approx(whole.mean)
-
-
-def test_a_bucket_holds_what_lies_between_its_bounds() -> None:
-    histogram = Histogram()
-    histogram.add([lower_bound(700) * math.sqrt(GROWTH)])
-    assert histogram.sparse() == {700: 1}

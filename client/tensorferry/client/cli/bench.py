@@ -12,32 +12,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import grpc
 
 from tensorferry.client import errors
-from tensorferry.client.cli.bench_flags import MODES, MOST_SECONDS, bench_parser, mode_of, read_inputs
+from tensorferry.client.cli.bench_flags import MODES, bench_parser, read_arguments
 from tensorferry.client.cli.inputs import without_inputs
-from tensorferry.client.cli.parser import CommandParser
 from tensorferry.client.cli.random_values import random_array
-from tensorferry.client.cli.server_flags import connection_of, unique
-from tensorferry.client.connection import channel
+from tensorferry.client.cli.server_flags import connection_of
+from tensorferry.client.connection.channel import CallMetadata
 from tensorferry.client.connection.target import TARGET_VARIABLE
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.load import result_file, tables
-from tensorferry.client.load.comparison import compare
-from tensorferry.client.load.conditions import Condition, condition, find_rate, meets
+from tensorferry.client.load.conditions import Condition, find_rate, meets
+from tensorferry.client.load.process import open_channel
 from tensorferry.client.load.records import Plan, Target
-from tensorferry.client.load.report import write_report
 from tensorferry.client.load.requests import RequestMaker
-from tensorferry.client.load.result_file import BadResults, Document
 from tensorferry.client.load.results import Interval, StepResult
-from tensorferry.client.load.run import LoadProcesses, default_processes
+from tensorferry.client.load.run import LoadProcesses
 from tensorferry.client.load.server_statistics import StatisticsReader
-from tensorferry.client.load.steps import Arrival, Step
-from tensorferry.client.load.trace import BadTrace, read_trace
+from tensorferry.client.load.steps import Step
 from tensorferry.client.messages import checks, codec
 from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
 from tensorferry.client.messages.printable import one_line
@@ -46,12 +41,8 @@ from tensorferry.protos import inference_pb2_grpc, tensors
 from tensorferry.protos.tensors import Array
 
 _INTERRUPTED = 130
-# Requests in flight by which the capacity is measured.
-_CAPACITY_IN_FLIGHT = 64
-# What holds unless other conditions are given.
-_NO_ERRORS = condition("errors<0%")
-# Time for calls beside the load: metadata, and the first request, whose model may be cold.
-_CALL_SECONDS = 60.0
+# Time for calls beside the load: metadata, and the first request, whose model may be cold; and statistics.
+_CALL_SECONDS, _STATISTICS_SECONDS = 60.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +50,12 @@ class _Server:
     """The server, called beside the load."""
 
     stub: inference_pb2_grpc.GRPCInferenceServiceStub
-    metadata: channel.CallMetadata
+    metadata: CallMetadata
 
-    def call(self, method: str, request: object) -> Any:
+    def call(self, method: str, request: object, timeout: float = _CALL_SECONDS) -> Any:
         """Return the answer of a method; raise InferenceError."""
         try:
-            return getattr(self.stub, method)(request, timeout=_CALL_SECONDS, metadata=self.metadata)
+            return getattr(self.stub, method)(request, timeout=timeout, metadata=self.metadata)
         except grpc.RpcError as error:
             raise errors.from_rpc(error) from None
 
@@ -72,31 +63,17 @@ class _Server:
 def main(argv: Sequence[str]) -> int:
     """Run the test; return 0, 1 after one line on stderr, or 130 after Ctrl-C with the steps so far."""
     parser = bench_parser()
-    arguments = parser.parse(argv)
-    if arguments.target_flag is not None:
-        if arguments.target is not None:
-            parser.error("argument --target: not allowed with TARGET: give one of them")
-        arguments.target = arguments.target_flag
-    mode = mode_of(parser, arguments)
-    arguments.input = read_inputs(parser, arguments.input)
-    arguments.shape = unique(parser, "--shape", arguments.shape)
-    arguments.parameter = unique(parser, "--parameter", arguments.parameter)
+    arguments = read_arguments(parser, argv)
+    arguments.command = shlex.join(["tensorferry", "bench", *_without_values_of_headers(argv)])
     connection = connection_of(parser, arguments)
     if len(connection.targets) > 1:
         parser.error(f"{TARGET_VARIABLE} names {len(connection.targets)} servers: give one TARGET to measure")
-    other = _other(parser, arguments.compare)
-    plan, steps = _plan(parser, arguments, mode)
-    for option, path in (("--json", arguments.json), ("--html", arguments.html), ("--csv", arguments.csv)):
-        if path is not None and not path.absolute().parent.is_dir():
-            parser.error(f"argument {option}: {str(path.parent)!r} is no directory: make it first")
     address, metadata = connection.targets[0], connection.metadata
     target = Target(address, connection.tls, metadata, arguments.timeout, arguments.stream)
-    credentials = channel.channel_credentials(connection.tls, None)
-    options = channel.channel_options(channel.DEFAULT_MAX_MESSAGE_BYTES, ())
     try:
-        with channel.opener(grpc)(address, credentials, options) as opened:
+        with open_channel(target) as opened:
             server = _Server(inference_pb2_grpc.GRPCInferenceServiceStub(opened), metadata)
-            return _bench(arguments, list(argv), mode, plan, steps, target, server, other)
+            return _bench(arguments, target, server)
     except InvalidInput as error:
         parser.error(str(error))
     except InferenceError as error:
@@ -106,93 +83,67 @@ def main(argv: Sequence[str]) -> int:
     return 1
 
 
-def _other(parser: CommandParser, path: Path | None) -> Document | None:
-    if path is None:
-        return None
+def _bench(arguments: argparse.Namespace, target: Target, server: _Server) -> int:
+    bodies = _bodies(arguments, server)
+    wanted = pb.ModelStatisticsRequest(name=arguments.model, version=arguments.model_version)
+    reader = StatisticsReader(lambda: server.call("ModelStatistics", wanted, _STATISTICS_SECONDS))
+    about = _about(arguments, target, server)
+    results: list[StepResult] = []
+    interrupted = False
     try:
-        return result_file.read(path)
-    except (OSError, BadResults) as error:
-        parser.error(f"argument --compare: {error}")
+        _run(arguments, target, bodies, reader, results)
+    except KeyboardInterrupt:
+        interrupted = True
+    if not results:
+        print("tensorferry bench: interrupted before the first step had ended", file=sys.stderr)
+        return _INTERRUPTED
+    find: Condition | None = arguments.find_rate
+    if find is not None:
+        results.sort(key=lambda result: result.step.rate or 0.0)
+    contents = result_file.document(about, results)
+    lines = tables.table(contents)
+    if find is not None and results[-1].step.rate is not None:
+        lines.append(_found(results, find))
+    if reader.missing:
+        lines.append(f"no figures of the server's side: {tables.plain(reader.missing)}")
+    lines += tables.errors_and_warnings(contents)
+    other_name, other = arguments.compare or ("", None)
+    if other is not None:
+        lines += ["", *tables.comparison_table(result_file.compare(contents, other), other_name)]
+    # Before the table, because its reader may end first, as `head` does.
+    if arguments.json is not None:
+        result_file.write(arguments.json, contents)
+    if arguments.csv is not None:
+        result_file.write_csv(arguments.csv, contents)
+    if arguments.html is not None:
+        result_file.write_report(arguments.html, contents, other, other_name)
+    print("\n".join(lines))
+    if interrupted:
+        return _INTERRUPTED
+    if not any(result.answered for result in results):
+        print("tensorferry bench: no request was answered", file=sys.stderr)
+        return 1
+    if find is not None and not arguments.conditions:
+        return 0 if any(meets(result, find) for result in results) else 1
+    complaints = [text for result in results for text in _complaints(result, arguments.conditions)]
+    for text in complaints:
+        print(f"tensorferry bench: {text}", file=sys.stderr)
+    return 1 if complaints else 0
 
 
-def _plan(parser: CommandParser, arguments: argparse.Namespace, mode: str) -> tuple[Plan, tuple[Step, ...]]:
-    if mode == "find_rate":
-        # The capacity, which bounds the search.
-        steps: tuple[Step, ...] = (Step(concurrency=_CAPACITY_IN_FLIGHT),)
-    else:
-        steps = getattr(arguments, mode) if mode != "trace" else (Step(),)
-    warmup, duration = arguments.warmup, arguments.duration
-    trace: tuple[Arrival, ...] = ()
-    if mode == "trace":
-        try:
-            trace = read_trace(arguments.trace, arguments.rows)
-        except (OSError, BadTrace) as error:
-            parser.error(f"argument --trace: {error}")
-        warmup = 0.0 if warmup is None else warmup
-        # The end is exclusive, and the last request is to be sent.
-        duration = duration or max(1.0, trace[-1].at + 1e-3 - warmup)
-        if trace[-1].at < warmup:
-            parser.error(f"argument --warmup: the trace takes {trace[-1].at:g} s, got {warmup:g}: shorten it")
-    if arguments.requests is not None:
-        warmup, duration = 0.0, MOST_SECONDS
-    return (
-        Plan(
-            warmup=1.0 if warmup is None else warmup,
-            duration=duration or 5.0,
-            requests=arguments.requests,
-            rows=arguments.rows,
-            processes=arguments.processes or default_processes(),
-            connections=arguments.connections,
-            arrivals=arguments.arrivals or "poisson",
-            seed=arguments.seed,
-            trace=trace,
-        ),
-        steps,
-    )
-
-
-def _bench(
-    arguments: argparse.Namespace,
-    argv: list[str],
-    mode: str,
-    plan: Plan,
-    steps: Sequence[Step],
-    target: Target,
-    server: _Server,
-    other: Document | None,
-) -> int:
-    model, model_version = arguments.model, arguments.model_version
-    metadata = _metadata(server, model, model_version, arguments.input)
-    maker = RequestMaker(
-        metadata,
-        model_version,
-        draw=lambda tensor, shape, generator: random_array(tensor, shape, model, generator),
-        arrays=arguments.input,
-        shapes=arguments.shape,
-        parameters=arguments.parameter,
-        seed=plan.seed,
-    )
-    sizes = sorted({arrival.rows for arrival in plan.trace}) or [plan.rows]
-    bodies = {rows: maker.requests(rows) for rows in sizes}
-    if not arguments.stream:
-        # Once, so that a wrong request fails before the load begins.
-        try:
-            codec.decode(server.call("ModelInfer", pb.ModelInferRequest.FromString(bodies[sizes[0]][0])))
-        except InferenceError as error:
-            if metadata.inputs:
-                raise
-            raise without_inputs(error, metadata) from None
-    reader = StatisticsReader(server.stub, model, model_version, target.metadata)
-    about = {
+def _about(arguments: argparse.Namespace, target: Target, server: _Server) -> dict[str, Any]:
+    """Return the fields of a document that describe the test."""
+    plan: Plan = arguments.plan
+    return {
         "tool": f"tensorferry {version('tensorferry')}",
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["tensorferry", "bench", *_without_values_of_headers(argv)]),
+        "command": arguments.command,
         "target": target.address,
         "server": _server_name(server),
-        "model": model,
-        "model_version": model_version,
-        "mode": MODES[mode],
-        "arrivals": plan.arrivals if mode == "rate" else None,
+        "model": arguments.model,
+        "model_version": arguments.model_version,
+        "mode": MODES[arguments.mode],
+        "arrivals": plan.arrivals if arguments.mode == "rate" else None,
         "stream": arguments.stream,
         "rows": plan.rows,
         "processes": plan.processes,
@@ -205,68 +156,32 @@ def _bench(
         "client_python": platform.python_version(),
         "client_grpcio": grpc.__version__,
     }
-    results, interrupted = _run(plan, steps, target, bodies, reader, arguments.find_rate)
-    if not results:
-        print("tensorferry bench: interrupted before the first step had ended", file=sys.stderr)
-        return _INTERRUPTED
-    contents = result_file.document(about, results)
-    lines = tables.table(results, plan.rows)
-    if arguments.find_rate is not None:
-        lines.append(_found(results, arguments.find_rate))
-    if reader.missing:
-        lines.append(f"no figures of the server's side: {tables.plain(reader.missing)}")
-    lines += tables.errors_and_warnings(results)
-    if other is not None:
-        differences = compare(results, result_file.steps_of(other))
-        lines += ["", *tables.comparison_table(differences, str(arguments.compare))]
-    # Before the table, because its reader may end first, as `head` does.
-    if arguments.json is not None:
-        result_file.write(arguments.json, contents)
-    if arguments.csv is not None:
-        result_file.write_csv(arguments.csv, contents)
-    if arguments.html is not None:
-        write_report(arguments.html, contents, other, str(arguments.compare or ""))
-    print("\n".join(lines))
-    if interrupted:
-        return _INTERRUPTED
-    if not any(result.answered for result in results):
-        print("tensorferry bench: no request was answered", file=sys.stderr)
-        return 1
-    if arguments.find_rate is not None and not arguments.conditions:
-        return 0 if any(meets(result, arguments.find_rate) for result in results) else 1
-    return _check(results, arguments.conditions or [_NO_ERRORS])
 
 
-def _check(results: Sequence[StepResult], conditions: Sequence[Condition]) -> int:
-    """Return 1, after a line on stderr for each load that does not meet a condition, else 0."""
-    code = 0
-    for result in results:
-        for wanted in conditions:
-            # None fails: `errors<0%` would never hold.
-            if not (wanted.holds(result) or (wanted is _NO_ERRORS and not result.failed)):
-                code = 1
-                print(f"tensorferry bench: {result.step.label}: {_shown(wanted, result)}", file=sys.stderr)
-    return code
-
-
-def _shown(wanted: Condition, result: StepResult) -> str:
-    if wanted is _NO_ERRORS:
-        return f"{result.failed:,} of {result.answered + result.failed:,} requests failed; --assert errors<1% allows some"
-    value = wanted.value(result)
-    if value is None:
-        return f"{wanted.text} is not met: no request was answered"
-    unit = "%" if wanted.figure == "errors" else "/s"
-    text = f"{value * 100 if unit == '%' else value:.4g}{unit}"
-    if wanted.figure not in ("errors", "rate"):
-        text = tables.seconds_text(value)
-    return f"{wanted.text} is not met: it is {text}"
-
-
-def _found(results: Sequence[StepResult], wanted: Condition) -> str:
-    good = [result for result in results if meets(result, wanted)]
-    if not good:
-        return f"no rate met {wanted.text}; the lowest that was tried is {tables.number_text(results[0].step.rate or 0.0)} per second"
-    return f"largest rate with {wanted.text}: {tables.number_text(good[-1].step.rate or 0.0)} per second"
+def _bodies(arguments: argparse.Namespace, server: _Server) -> Mapping[int, Sequence[bytes]]:
+    """Return the requests by their number of rows."""
+    model, plan = arguments.model, arguments.plan
+    metadata = _metadata(server, model, arguments.model_version, arguments.input)
+    maker = RequestMaker(
+        metadata,
+        arguments.model_version,
+        lambda tensor, shape, generator: random_array(tensor, shape, model, generator),
+        arguments.input,
+        arguments.shape,
+        arguments.parameter,
+        plan.seed,
+    )
+    sizes = sorted({arrival.rows for arrival in plan.trace}) or [plan.rows]
+    bodies = {rows: maker.requests(rows) for rows in sizes}
+    if not arguments.stream:
+        # Once, so that a wrong request fails before the load begins.
+        try:
+            codec.decode(server.call("ModelInfer", pb.ModelInferRequest.FromString(bodies[sizes[0]][0])))
+        except InferenceError as error:
+            if metadata.inputs:
+                raise
+            raise without_inputs(error, metadata) from None
+    return bodies
 
 
 def _metadata(server: _Server, model: str, model_version: str, arrays: Mapping[str, Array]) -> ModelMetadata:
@@ -301,18 +216,17 @@ def _server_name(server: _Server) -> str | None:
 
 
 def _run(
-    plan: Plan,
-    steps: Sequence[Step],
+    arguments: argparse.Namespace,
     target: Target,
     bodies: Mapping[int, Sequence[bytes]],
     reader: StatisticsReader,
-    find: Condition | None,
-) -> tuple[list[StepResult], bool]:
-    """Run the steps; return their results, and whether Ctrl-C ended the test before the last.
+    results: list[StepResult],
+) -> None:
+    """Run the steps, and add their results, which are complete after each step.
 
-    With `find`, the only step gives the capacity, and the results are those of the rates that are tried.
+    With --find-rate the only step gives the capacity, and the results are those of the rates that are tried.
     """
-    results: list[StepResult] = []
+    plan: Plan = arguments.plan
     live = sys.stderr.isatty()
     seconds = max(1, math.floor(plan.duration)) if plan.requests is None else None
 
@@ -320,22 +234,41 @@ def _run(
         if live:
             print(tables.progress_line(step, number, seconds, interval), file=sys.stderr, flush=True)
 
-    try:
-        most = max((step.concurrency or plan.processes for step in steps), default=1)
-        with LoadProcesses(min(plan.processes, most), target, bodies) as processes:
+    with LoadProcesses(plan, arguments.steps, target, bodies, reader, progress) as processes:
+        for step in arguments.steps:
+            results.append(processes.run(step))
+        if arguments.find_rate is not None and results[-1].answered:
+            capacity = results.pop().requests_per_second
+            for result in find_rate(processes.run, arguments.find_rate, capacity):
+                results.append(result)
 
-            def run(step: Step) -> StepResult:
-                results.append(processes.run(plan, step, target.timeout, reader, progress))
-                return results[-1]
 
-            for step in steps:
-                run(step)
-            if find is not None:
-                capacity = results.pop().requests_per_second
-                return find_rate(run, find, capacity), False
-    except KeyboardInterrupt:
-        return results, True
-    return results, False
+def _complaints(result: StepResult, conditions: Sequence[Condition]) -> list[str]:
+    """Return a text for each condition that a load does not meet; without conditions no request may fail."""
+    label = result.step.label
+    if not conditions and result.failed:
+        failed = f"{result.failed:,} of {result.answered + result.failed:,} requests failed"
+        return [f"{label}: {failed}; --assert errors<1% allows some"]
+    found = []
+    for wanted in conditions:
+        if not wanted.holds(result):
+            value = wanted.value(result)
+            shown = "no request was answered" if value is None else f"it is {_shown(wanted.figure, value)}"
+            found.append(f"{label}: {wanted.text} is not met: {shown}")
+    return found
+
+
+def _shown(figure: str, value: float) -> str:
+    if figure == "errors":
+        return f"{value * 100:.4g}%"
+    return f"{value:.4g}/s" if figure == "rate" else tables.seconds_text(value)
+
+
+def _found(results: Sequence[StepResult], wanted: Condition) -> str:
+    good = [result for result in results if meets(result, wanted)]
+    if not good:
+        return f"no rate met {wanted.text}; the lowest that was tried is {tables.number_text(results[0].step.rate or 0.0)} per second"
+    return f"largest rate with {wanted.text}: {tables.number_text(good[-1].step.rate or 0.0)} per second"
 
 
 def _without_values_of_headers(argv: Sequence[str]) -> list[str]:

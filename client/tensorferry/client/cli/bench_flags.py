@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import Any, TypeVar
 
 from tensorferry.client.cli.array_files import read_archive, read_array
 from tensorferry.client.cli.infer import parameter
 from tensorferry.client.cli.parser import CommandParser
-from tensorferry.client.cli.server_flags import add_connection_flags, add_version, target_address
+from tensorferry.client.cli.server_flags import add_connection_flags, add_version, target_address, unique
 from tensorferry.client.connection.target import TARGET_VARIABLE, default_targets
-from tensorferry.client.load.conditions import BadCondition, Condition, condition
+from tensorferry.client.load import result_file
+from tensorferry.client.load.conditions import condition
+from tensorferry.client.load.records import Plan
+from tensorferry.client.load.result_file import Document
 from tensorferry.client.load.run import default_processes
-from tensorferry.client.load.steps import BadLoad, Step, concurrencies, rates
+from tensorferry.client.load.steps import Arrival, BadOption, Step, concurrencies, rates
+from tensorferry.client.load.trace import read_trace
 from tensorferry.protos.tensors import Array
 
 # The kinds of load by their flag, as the results name them.
 MODES = {"concurrency": "closed", "rate": "open", "trace": "trace", "find_rate": "open"}
 _DEFAULT_CONCURRENCY = "1:64"
-MOST_SECONDS = 86_400.0
+# Requests in flight by which the capacity is measured.
+_CAPACITY_IN_FLIGHT = 64
+_MOST_SECONDS = 86_400.0
 _MOST_TIMEOUT = 600.0
+
+_T = TypeVar("_T")
 
 _HELP = {
     "--concurrency": "requests in flight (closed loop): a number, a list 1,8,32, or a range 1:256, which doubles "
@@ -73,66 +79,69 @@ def bench_parser() -> CommandParser:
     )
     parser.add_argument("model", metavar="MODEL")
     add_version(parser)
-    _add_load(parser.add_argument_group("load"))
-    _add_requests(parser.add_argument_group("requests"))
-    _add_output(parser.add_argument_group("output"))
-    server = parser.add_argument_group("server")
-    server.add_argument(
+    group = parser.add_argument_group("load")
+
+    def add(flag: str, **options: Any) -> None:
+        group.add_argument(flag, help=_HELP[flag], **options)
+
+    add("--concurrency", metavar="N", type=_read(concurrencies))
+    add("--rate", metavar="R", type=_read(rates))
+    add("--trace", metavar="FILE", type=Path)
+    add("--find-rate", metavar="CONDITION", type=_read(condition))
+    add("--arrivals", choices=("poisson", "constant"))
+    add("--duration", metavar="SECONDS", type=_seconds(0.1, _MOST_SECONDS))
+    add("--requests", metavar="N", type=_whole(1, 1_000_000_000))
+    add("--warmup", metavar="SECONDS", type=_seconds(0.0, _MOST_SECONDS))
+    add("--timeout", metavar="SECONDS", type=_seconds(0.001, _MOST_TIMEOUT), default=10.0)
+    add("--stream", action="store_true")
+    add("--processes", metavar="N", type=_whole(1, 256))
+    add("--connections", metavar="N", type=_whole(1, 1024))
+    add("--seed", metavar="N", type=_whole(0, 2**32), default=1)
+    group = parser.add_argument_group("requests")
+    add("--rows", metavar="N", type=_whole(1, 1_000_000), default=1)
+    add("--input", metavar="[NAME=]FILE", action="extend", type=_arrays, default=[])
+    add("--shape", metavar="NAME:DIMS", action="append", type=_shape, default=[])
+    add("--parameter", metavar="NAME=VALUE", action="append", type=parameter, default=[])
+    group = parser.add_argument_group("output")
+    for flag in ("--json", "--html", "--csv"):
+        add(flag, metavar="FILE", type=_output)
+    add("--compare", metavar="FILE", type=_read(_document))
+    add(
+        "--assert", metavar="CONDITION", dest="conditions", action="append", type=_read(condition), default=[]
+    )
+    group = parser.add_argument_group("server")
+    group.add_argument(
         "--target",
         dest="target_flag",
         metavar="HOST:PORT",
         type=target_address,
         help="the same as TARGET, as in the other commands",
     )
-    add_connection_flags(server)
+    add_connection_flags(group)
     return parser
 
 
-def _add_load(load: argparse._ArgumentGroup) -> None:
-    add = partial(_add, load)
-    add("--concurrency", metavar="N", type=_loads(concurrencies))
-    add("--rate", metavar="R", type=_loads(rates))
-    add("--trace", metavar="FILE", type=Path)
-    add("--find-rate", metavar="CONDITION", type=_condition)
-    add("--arrivals", choices=("poisson", "constant"))
-    add("--duration", metavar="SECONDS", type=_seconds(0.1, MOST_SECONDS))
-    add("--requests", metavar="N", type=_whole(1, 1_000_000_000))
-    add("--warmup", metavar="SECONDS", type=_seconds(0.0, MOST_SECONDS))
-    add("--timeout", metavar="SECONDS", type=_seconds(0.001, _MOST_TIMEOUT), default=10.0)
-    add("--stream", action="store_true")
-    add("--processes", metavar="N", type=_whole(1, 256))
-    add("--connections", metavar="N", type=_whole(1, 1024))
-    add("--seed", metavar="N", type=_whole(0, 2**32), default=1)
+def read_arguments(parser: CommandParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments, with `mode`, `steps` and `plan`; exit with 2 if they do not go together."""
+    arguments = parser.parse(argv)
+    if arguments.target_flag is not None:
+        if arguments.target is not None:
+            parser.error("argument --target: not allowed with TARGET: give one of them")
+        arguments.target = arguments.target_flag
+    arguments.mode = _mode(parser, arguments)
+    for name in ("input", "shape", "parameter"):
+        setattr(arguments, name, unique(parser, f"--{name}", getattr(arguments, name)))
+    if arguments.mode == "find_rate":
+        # The capacity, which bounds the search.
+        arguments.steps = (Step(concurrency=_CAPACITY_IN_FLIGHT),)
+    else:
+        arguments.steps = (Step(),) if arguments.mode == "trace" else getattr(arguments, arguments.mode)
+    arguments.plan = _plan(parser, arguments)
+    return arguments
 
 
-def _add_requests(requests: argparse._ArgumentGroup) -> None:
-    add = partial(_add, requests)
-    add("--rows", metavar="N", type=_whole(1, 1_000_000), default=1)
-    add("--input", metavar="[NAME=]FILE", action="append", type=_input, default=[])
-    add("--shape", metavar="NAME:DIMS", action="append", type=_shape, default=[])
-    add("--parameter", metavar="NAME=VALUE", action="append", type=parameter, default=[])
-
-
-def _add_output(output: argparse._ArgumentGroup) -> None:
-    for flag in ("--json", "--html", "--csv", "--compare"):
-        _add(output, flag, metavar="FILE", type=Path)
-    _add(
-        output,
-        "--assert",
-        metavar="CONDITION",
-        action="append",
-        type=_condition,
-        default=[],
-        dest="conditions",
-    )
-
-
-def _add(group: argparse._ArgumentGroup, flag: str, **options: Any) -> None:
-    group.add_argument(flag, help=_HELP[flag], **options)
-
-
-def mode_of(parser: CommandParser, arguments: argparse.Namespace) -> str:
-    """Return which of --concurrency, --rate and --trace is used; exit with 2 if it is more than one."""
+def _mode(parser: CommandParser, arguments: argparse.Namespace) -> str:
+    """Return which of the kinds of load is used."""
     given = [mode for mode in MODES if getattr(arguments, mode) is not None]
     if len(given) > 1:
         second, first = (f"--{mode.replace('_', '-')}" for mode in (given[1], given[0]))
@@ -140,53 +149,66 @@ def mode_of(parser: CommandParser, arguments: argparse.Namespace) -> str:
     if not given:
         arguments.concurrency = concurrencies(_DEFAULT_CONCURRENCY)
         given = ["concurrency"]
-    if arguments.arrivals is not None and given not in (["rate"], ["find_rate"]):
+    if arguments.arrivals is not None and given[0] not in ("rate", "find_rate"):
         parser.error("argument --arrivals: only allowed with --rate and --find-rate")
     if arguments.requests is not None:
-        others = ("duration", "warmup", "trace", "find_rate")
-        if refused := [other for other in others if getattr(arguments, other) is not None]:
-            parser.error(
-                f"argument --requests: not allowed with --{refused[0].replace('_', '-')}: give one of them"
-            )
+        for other in ("duration", "warmup", "trace", "find_rate"):
+            if getattr(arguments, other) is not None:
+                other = other.replace("_", "-")
+                parser.error(f"argument --requests: not allowed with --{other}: give one of them")
     return given[0]
 
 
-def read_inputs(parser: CommandParser, given: Sequence[tuple[str, Path]]) -> Mapping[str, Array]:
-    """Return the arrays of --input by name; exit with 2 if a file cannot be read or a name is repeated."""
-    found: dict[str, Array] = {}
-    for name, path in given:
+def _plan(parser: CommandParser, arguments: argparse.Namespace) -> Plan:
+    warmup, duration = arguments.warmup, arguments.duration
+    trace: tuple[Arrival, ...] = ()
+    if arguments.trace is not None:
         try:
-            if name:
-                with path.open("rb") as file:
-                    arrays = {name: read_array(file)}
-            else:
-                arrays = read_archive(path)
-        except (OSError, ValueError, BadZipFile) as error:
-            parser.error(
-                f"argument --input: {str(path)!r} cannot be read ({error}): give NAME=FILE.npy or FILE.npz"
-            )
-        for key, array in arrays.items():
-            if key in found:
-                parser.error(f"argument --input: {key!r} is given more than once: give it once")
-            found[key] = array
-    return found
+            trace = read_trace(arguments.trace, arguments.rows)
+        except (OSError, BadOption) as error:
+            parser.error(f"argument --trace: {error}")
+        warmup = 0.0 if warmup is None else warmup
+        # The end is exclusive, and the last request is to be sent.
+        duration = duration or max(1.0, trace[-1].at + 1e-3 - warmup)
+        if trace[-1].at < warmup:
+            parser.error(f"argument --warmup: the trace takes {trace[-1].at:g} s, got {warmup:g}: shorten it")
+    if arguments.requests is not None:
+        warmup, duration = 0.0, _MOST_SECONDS
+    return Plan(
+        warmup=1.0 if warmup is None else warmup,
+        duration=duration or 5.0,
+        requests=arguments.requests,
+        rows=arguments.rows,
+        processes=arguments.processes or default_processes(),
+        connections=arguments.connections,
+        arrivals=arguments.arrivals or "poisson",
+        seed=arguments.seed,
+        trace=trace,
+    )
 
 
-def _loads(read: Callable[[str], tuple[Step, ...]]) -> Callable[[str], tuple[Step, ...]]:
-    def loads(text: str) -> tuple[Step, ...]:
+def _read(read: Callable[[str], _T]) -> Callable[[str], _T]:
+    """Return a function that reads the text of an option, with the errors of argparse."""
+
+    def checked(text: str) -> _T:
         try:
             return read(text)
-        except BadLoad as error:
+        except (OSError, BadOption) as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    return loads
+    return checked
 
 
-def _condition(text: str) -> Condition:
-    try:
-        return condition(text)
-    except BadCondition as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _document(text: str) -> tuple[str, Document]:
+    path = Path(text)
+    return str(path), result_file.read(path)
+
+
+def _output(text: str) -> Path:
+    path = Path(text)
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{str(path.parent)!r} is no directory: make it first")
+    return path
 
 
 def _seconds(least: float, most: float) -> Callable[[str], float]:
@@ -211,9 +233,17 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
     return whole
 
 
-def _input(text: str) -> tuple[str, Path]:
+def _arrays(text: str) -> list[tuple[str, Array]]:
     name, equals, file = text.partition("=")
-    return (name, Path(file)) if equals else ("", Path(text))
+    path = Path(file if equals else text)
+    try:
+        if not name or not equals:
+            return list(read_archive(path).items())
+        with path.open("rb") as opened:
+            return [(name, read_array(opened))]
+    except (OSError, ValueError) as error:
+        expected = "give NAME=FILE.npy or FILE.npz"
+        raise argparse.ArgumentTypeError(f"{str(path)!r} cannot be read ({error}): {expected}") from None
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tensorferry.client.load.results import StepResult
-from tensorferry.client.load.steps import Step
+from tensorferry.client.load.steps import BadOption, Step
 
 _FORM = re.compile(r"(p\d{2,3}|mean|errors|rate)\s*([<>])\s*(\d+(?:\.\d+)?)\s*(us|ms|s|%|/s)?")
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-EXPECTED = "a condition such as p99<50ms, mean<2ms, errors<0.1% or rate>1000"
+# Factors of the units of a figure; all others are latencies.
+_UNITS: Mapping[str, Mapping[str | None, float]] = {
+    "errors": {"%": 0.01, None: 1.0},
+    "rate": {"/s": 1.0, None: 1.0},
+}
+_TIMES: Mapping[str | None, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_EXPECTED = "a condition such as p99<50ms, mean<2ms, errors<0.1% or rate>1000"
 
-# The search for a rate ends when the bounds are this close, or after this many measurements.
-_CLOSE, _MOST_STEPS = 1.03, 12
+# The search for a rate ends when the bounds are this close, or after this many rates.
+_CLOSE, _MOST_RATES = 1.03, 12
 # A rate counts as kept if as large a share of it is answered.
 _KEPT = 0.97
-
-
-class BadCondition(ValueError):
-    """Text that is no condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,6 @@ class Condition:
         if self.figure == "errors":
             calls = result.answered + result.failed
             return result.failed / calls if calls else None
-        if not result.answered:
-            return None
         if self.figure == "mean":
             return result.latencies.mean
         digits = self.figure[1:]
@@ -55,37 +54,40 @@ class Condition:
 
 
 def condition(text: str) -> Condition:
-    """Return the condition of a text; BadCondition if it is none."""
+    """Return the condition of a text; BadOption if it is none."""
     found = _FORM.fullmatch(text.strip())
     if found is None:
-        raise BadCondition(f"expected {EXPECTED}, got {text!r}")
+        raise BadOption(f"expected {_EXPECTED}, got {text!r}")
     figure, sign, number, unit = found.groups()
-    units = {"errors": ("%", None), "rate": ("/s", None)}.get(figure, tuple(_UNITS))
+    units = _UNITS.get(figure, _TIMES)
     if unit not in units:
         wanted = " or ".join(one or "none" for one in units)
-        raise BadCondition(f"expected the unit {wanted} for {figure}, got {text!r}")
-    factor = (
-        _UNITS[unit] if unit in _UNITS and figure not in ("errors", "rate") else 0.01 if unit == "%" else 1.0
-    )
-    return Condition(text.strip(), figure, sign == ">", float(number) * factor)
+        raise BadOption(f"expected the unit {wanted} for {figure}, got {text!r}")
+    return Condition(text.strip(), figure, sign == ">", float(number) * units[unit])
 
 
-def find_rate(run: Callable[[Step], StepResult], wanted: Condition, capacity: float) -> list[StepResult]:
-    """Return the results of the rates that a bisection tries, in ascending order.
+def find_rate(run: Callable[[Step], StepResult], wanted: Condition, capacity: float) -> Iterator[StepResult]:
+    """Yield the results of the rates that a bisection tries, in this order.
 
-    `capacity` is a rate that the server does not exceed by much. A rate meets the condition if nearly all of it is answered,
-    none of it with an error, and the condition holds.
+    `capacity` is a rate that the server does not exceed by much. A rate that does not meet the
+    condition is measured once more before it counts, because noise can be the reason.
     """
-    found: list[StepResult] = []
-    low, high = 0.0, capacity * 1.1
-    while len(found) < _MOST_STEPS and high > low * _CLOSE:
-        result = run(Step(rate=round((low + high) / 2, 3 if high < 10 else 0)))
-        found.append(result)
+    low, high, bounded = 0.0, capacity * 1.1, False
+    for _ in range(_MOST_RATES):
+        if high <= low * _CLOSE:
+            if bounded:
+                return
+            # Every rate met the condition, so noise has made the capacity too low.
+            high = low * 2
+        rate = float(f"{(low + high) / 2:.3g}")
+        result = run(Step(rate=rate))
+        if not meets(result, wanted):
+            result = run(Step(rate=rate))
+        yield result
         if meets(result, wanted):
-            low = result.step.rate or 0.0
+            low = rate
         else:
-            high = result.step.rate or 0.0
-    return sorted(found, key=lambda result: result.step.rate or 0.0)
+            high, bounded = rate, True
 
 
 def meets(result: StepResult, wanted: Condition) -> bool:

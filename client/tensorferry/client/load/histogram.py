@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,11 +12,6 @@ import numpy.typing as npt
 # Lower bound of the first bucket, upper bound of the last, in seconds, and the ratio of a bucket's bounds.
 LEAST_SECONDS, MOST_SECONDS, GROWTH = 1e-6, 1e5, 1.01
 _BUCKETS = math.ceil(math.log(MOST_SECONDS / LEAST_SECONDS) / math.log(GROWTH))
-
-
-def lower_bound(bucket: int) -> float:
-    """Return the shortest latency of a bucket, in seconds."""
-    return float(LEAST_SECONDS * GROWTH**bucket)
 
 
 @dataclass(slots=True)
@@ -43,13 +38,6 @@ class Histogram:
         self.least = min(self.least, float(values.min()))
         self.most = max(self.most, float(values.max()))
 
-    def merge(self, other: Histogram) -> None:
-        """Count the latencies of another histogram."""
-        self.counts += other.counts
-        self.total += other.total
-        self.least = min(self.least, other.least)
-        self.most = max(self.most, other.most)
-
     @property
     def count(self) -> int:
         """The number of latencies."""
@@ -70,16 +58,9 @@ class Histogram:
             return self.most
         bucket = int(np.searchsorted(np.cumsum(self.counts), rank))
         # The geometric mean of the bucket's bounds has the smallest relative error.
-        return min(self.most, max(self.least, lower_bound(bucket) * math.sqrt(GROWTH)))
+        middle = float(LEAST_SECONDS * GROWTH ** (bucket + 0.5))
+        return min(self.most, max(self.least, middle))
 
     def sparse(self) -> dict[int, int]:
         """Return the counts of the buckets that have any."""
         return {int(bucket): int(self.counts[bucket]) for bucket in np.flatnonzero(self.counts)}
-
-    @classmethod
-    def of(cls, counts: Mapping[int, int], total: float, least: float, most: float) -> Histogram:
-        """Return the histogram with these counts by bucket."""
-        made = cls(total=total, least=least, most=most)
-        for bucket, count in counts.items():
-            made.counts[bucket] += count
-        return made

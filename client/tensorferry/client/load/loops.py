@@ -7,9 +7,9 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from tensorferry.client.load.calls import Calls, Failure
+from tensorferry.client.load.records import Tally
 from tensorferry.client.load.steps import Arrival
 
 Clock = Callable[[], float]
@@ -19,67 +19,43 @@ MOST_IN_FLIGHT = 20_000
 _NOT_SENT = ("NOT_SENT", f"{MOST_IN_FLIGHT} requests of one load process were in flight")
 
 
-@dataclass(slots=True)
-class Recorded:
-    """What ended in one interval: latencies and lags in seconds, and failures by code."""
+class Loop:
+    """Requests in flight, and a tally of those whose time lies in the measurement, from `begin` until `end`.
 
-    latencies: list[float] = field(default_factory=list)
-    rows: int = 0
-    # By how much requests were sent after the intended time; only in an open loop.
-    lags: list[float] = field(default_factory=list)
-    # Number and first message.
-    failures: dict[str, tuple[int, str]] = field(default_factory=dict)
+    Thread-safe.
+    """
 
-
-class Recorder:
-    """Records of requests whose time lies in the measurement, from `begin` until `end`. Thread-safe."""
-
-    def __init__(self, begin: float, end: float) -> None:
-        self._begin, self._end = begin, end
-        # Guards _recorded. No call and no callback while holding it.
-        self._lock = threading.Lock()
-        self._recorded = Recorded()
-
-    def ended(self, at: float, latency: float, rows: int, failure: Failure | None) -> None:
-        """Record an answer, or a failure."""
-        if not self._begin <= at < self._end:
-            return
-        with self._lock:
-            if failure is None:
-                self._recorded.latencies.append(latency)
-                self._recorded.rows += rows
-            else:
-                code, message = failure
-                number, first = self._recorded.failures.get(code, (0, message))
-                self._recorded.failures[code] = (number + 1, first)
-
-    def sent(self, at: float, lag: float) -> None:
-        """Record by how much a request was sent late."""
-        if self._begin <= at < self._end:
-            with self._lock:
-                self._recorded.lags.append(lag)
-
-    def take(self) -> Recorded:
-        """Return what was recorded since the last call."""
-        with self._lock:
-            taken, self._recorded = self._recorded, Recorded()
-        return taken
-
-
-class _Loop:
-    """Requests in flight, and their ends. Thread-safe."""
-
-    def __init__(self, calls: Calls, recorder: Recorder, clock: Clock) -> None:
-        self._calls, self._recorder, self._clock = calls, recorder, clock
-        # Guards _in_flight. No call while holding it.
+    def __init__(self, calls: Calls, begin: float, end: float, clock: Clock = time.monotonic) -> None:
+        self._calls, self._clock = calls, clock
+        self.begin, self.end = begin, end
+        # Guards _in_flight and _tally. No call and no callback while holding it.
         self._lock = threading.Lock()
         self._in_flight = 0
+        self._tally = Tally()
         self._none_in_flight = threading.Condition(self._lock)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until no request is in flight, at most this long; return whether that is so."""
+        """Wait until all requests were sent and have ended, at most this long; return whether that is so."""
         with self._lock:
             return self._none_in_flight.wait_for(lambda: not self._in_flight, seconds)
+
+    def take(self) -> Tally:
+        """Return what ended since the last call."""
+        with self._lock:
+            taken, self._tally = self._tally, Tally()
+        return taken
+
+    def _ended(self, at: float, latency: float, rows: int, failure: Failure | None) -> None:
+        if not self.begin <= at < self.end:
+            return
+        with self._lock:
+            if failure is None:
+                self._tally.latencies.append(latency)
+                self._tally.rows += rows
+            else:
+                code, message = failure
+                number, first = self._tally.failures.get(code, (0, message))
+                self._tally.failures[code] = (number + 1, first)
 
     def _left(self) -> None:
         with self._lock:
@@ -88,50 +64,46 @@ class _Loop:
                 self._none_in_flight.notify_all()
 
 
-class ClosedLoop(_Loop):
+class ClosedLoop(Loop):
     """Callers, each of which sends its next request after the last has ended. Thread-safe.
 
-    `bodies` are the requests, in their order; a caller that finds none left ends. A latency is from sending to answer, and counts if the answer lies in the measurement.
+    A latency is from sending to answer, and counts if the answer lies in the measurement.
     """
 
     def __init__(
         self,
         calls: Calls,
+        begin: float,
+        end: float,
         bodies: Iterator[bytes],
         rows: int,
-        recorder: Recorder,
         clock: Clock = time.monotonic,
     ) -> None:
-        super().__init__(calls, recorder, clock)
+        super().__init__(calls, begin, end, clock)
         self._bodies, self._rows = bodies, rows
-        self._stopping = False
 
     def start(self, in_flight: int) -> None:
-        """Send the first requests."""
+        """Send the first requests; a caller ends if no body is left, or the measurement has ended."""
         with self._lock:
             self._in_flight = in_flight
         for _ in range(in_flight):
-            self._send()
+            self._send(self._clock())
 
-    def stop(self) -> None:
-        """Send no more requests."""
-        self._stopping = True
-
-    def _send(self) -> None:
-        body = None if self._stopping else next(self._bodies, None)
+    def _send(self, now: float) -> None:
+        body = next(self._bodies, None) if now < self.end else None
         if body is None:
             self._left()
         else:
-            self._calls.start(body, functools.partial(self._done, self._clock()))
+            self._calls.start(body, functools.partial(self._done, now))
 
     def _done(self, sent: float, failure: Failure | None) -> None:
         now = self._clock()
-        self._recorder.ended(now, now - sent, self._rows, failure)
-        self._send()
+        self._ended(now, now - sent, self._rows, failure)
+        self._send(now)
 
 
-class OpenLoop(_Loop):
-    """Requests at given times, whatever becomes of the others. One thread may call `run`.
+class OpenLoop(Loop):
+    """Requests at given times, whatever becomes of the others.
 
     A latency is from the intended time to the answer, so that a late sender hides no delay. It
     counts if the intended time lies in the measurement. A request that would be one too many in
@@ -141,34 +113,39 @@ class OpenLoop(_Loop):
     def __init__(
         self,
         calls: Calls,
+        begin: float,
+        end: float,
         bodies: Mapping[int, Sequence[bytes]],
-        recorder: Recorder,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
         most_in_flight: int = MOST_IN_FLIGHT,
     ) -> None:
-        super().__init__(calls, recorder, clock)
+        super().__init__(calls, begin, end, clock)
         self._bodies = {rows: itertools.cycle(some) for rows, some in bodies.items()}
         self._sleep, self._most = sleep, most_in_flight
+        # The sender, which may add others.
+        self._in_flight = 1
 
-    def run(self, arrivals: Iterable[Arrival], begin: float, end: float) -> None:
-        """Send the requests that arrive between two times of the clock; `begin` is time 0 of the arrivals."""
+    def run(self, arrivals: Iterable[Arrival], start: float) -> None:
+        """Send the requests that arrive until the end; `start` is time 0 of the arrivals. Call this once."""
         for arrival in arrivals:
-            intended = begin + arrival.at
-            if intended >= end:
-                return
+            intended = start + arrival.at
+            if intended >= self.end:
+                break
             while (now := self._clock()) < intended:
                 self._sleep(intended - now)
-            self._recorder.sent(intended, now - intended)
             with self._lock:
-                sendable = self._in_flight < self._most
+                if intended >= self.begin:
+                    self._tally.lags.append(now - intended)
+                sendable = self._in_flight <= self._most
                 self._in_flight += sendable
             if sendable:
                 done = functools.partial(self._done, intended, arrival.rows)
                 self._calls.start(next(self._bodies[arrival.rows]), done)
             else:
-                self._recorder.ended(intended, 0.0, 0, _NOT_SENT)
+                self._ended(intended, 0.0, 0, _NOT_SENT)
+        self._left()
 
     def _done(self, intended: float, rows: int, failure: Failure | None) -> None:
-        self._recorder.ended(intended, self._clock() - intended, rows, failure)
+        self._ended(intended, self._clock() - intended, rows, failure)
         self._left()

@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 from tensorferry.client.connection import channel
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.load.calls import Calls, CallsInTurn, StreamCalls, UnaryCalls
-from tensorferry.client.load.histogram import Histogram
-from tensorferry.client.load.loops import ClosedLoop, OpenLoop, Recorder
-from tensorferry.client.load.records import Failed, Part, Tally, Target
+from tensorferry.client.load.loops import ClosedLoop, Loop, OpenLoop
+from tensorferry.client.load.records import LoadError, Part, Tally, Target
 
 INTERVAL_SECONDS = 1.0
 # Time after its deadline in which gRPC ends a call.
@@ -30,40 +30,38 @@ Bodies = Mapping[int, Sequence[bytes]]
 def main(connection: Connection, target: Target, bodies: Bodies) -> None:
     """Run steps until the command sends None, or ends.
 
-    For each step the command sends a `Part`, gets True when all connections are made, sends the
-    start as a time of the monotonic clock, and gets reports. Failures are sent as `Failed`.
+    For each step the command sends a `Part`, gets None when all connections are made, sends the
+    start as a time of the monotonic clock, and gets tallies. Failures are sent as LoadError.
     """
     with contextlib.suppress(EOFError, BrokenPipeError):
         while (part := connection.recv()) is not None:
             try:
                 with opened(target, part.connections) as calls:
-                    connection.send(True)
+                    connection.send(None)
                     begin = connection.recv()
                     if begin is not None:
                         run(part, calls, bodies, connection, begin, target.timeout + _MARGIN_SECONDS)
-            except (InferenceError, grpc.RpcError, grpc.FutureTimeoutError, OSError) as error:
-                if isinstance(error, BrokenPipeError):
-                    raise
-                connection.send(Failed(_reason(error, target)))
+            except BrokenPipeError:
+                raise
+            except grpc.FutureTimeoutError:
+                reason = f"no connection to {target.address} within {target.connect_timeout:g} s"
+                connection.send(LoadError(reason))
+            except (InferenceError, grpc.RpcError, OSError) as error:
+                connection.send(LoadError(str(error)))
 
 
-def _reason(error: Exception, target: Target) -> str:
-    if isinstance(error, grpc.FutureTimeoutError):
-        return f"no connection to {target.address} within {target.connect_timeout:g} s"
-    return str(error)
+def open_channel(target: Target) -> Any:
+    """Return a channel to a server, without retries, which would hide failures. InvalidInput for unusable files."""
+    credentials = channel.channel_credentials(target.tls, None)
+    options = channel.channel_options(channel.DEFAULT_MAX_MESSAGE_BYTES, ())
+    return channel.opener(grpc)(target.address, credentials, channel.stream_options(options))
 
 
 @contextlib.contextmanager
 def opened(target: Target, connections: int) -> Iterator[Calls]:
     """Connect, and yield the calls; raise grpc.FutureTimeoutError if there is no connection in time."""
-    credentials = channel.channel_credentials(target.tls, None)
-    options = channel.channel_options(channel.DEFAULT_MAX_MESSAGE_BYTES, ())
-    # Retries would hide failures.
-    options = channel.stream_options(options)
     with contextlib.ExitStack() as stack:
-        channels = [channel.opener(grpc)(target.address, credentials, options) for _ in range(connections)]
-        for made in channels:
-            stack.callback(made.close)
+        channels = [stack.enter_context(open_channel(target)) for _ in range(connections)]
         for made in channels:
             grpc.channel_ready_future(made).result(target.connect_timeout)
         kind = StreamCalls if target.stream else UnaryCalls
@@ -75,63 +73,55 @@ def opened(target: Target, connections: int) -> Iterator[Calls]:
 def run(
     part: Part, calls: Calls, bodies: Bodies, connection: Connection, begin: float, patience: float
 ) -> None:
-    """Run one step that begins with the warm-up at `begin`, and send its reports."""
-    measured_from = begin + part.plan.warmup
-    until = measured_from + part.plan.duration
-    recorder = Recorder(measured_from, until)
-    reports = _Reports(recorder, connection)
-    time.sleep(max(0.0, begin - time.monotonic()))
+    """Run one step that begins with the warm-up at `begin`, and send its tallies.
+
+    The last answers may take as long as `patience`, in seconds.
+    """
+    measured = (begin + part.plan.warmup, begin + part.plan.warmup + part.plan.duration)
+    _sleep(begin - time.monotonic())
+    loop: ClosedLoop | OpenLoop
     if part.in_flight:
         rows = part.plan.rows
-        closed = ClosedLoop(
-            calls, itertools.islice(itertools.cycle(bodies[rows]), part.requests), rows, recorder
-        )
-        closed.start(part.in_flight)
-        _report_until(reports, calls, measured_from, until, closed.wait)
-        closed.stop()
-        closed.wait(patience)
+        sent = itertools.islice(itertools.cycle(bodies[rows]), part.requests)
+        loop = ClosedLoop(calls, *measured, sent, rows)
+        loop.start(part.in_flight)
     else:
-        loop = OpenLoop(calls, bodies, recorder)
-        work = (part.arrivals(), begin, until)
-        sender = threading.Thread(target=loop.run, args=work, name="sender", daemon=True)
-        sender.start()
-
-        def has_ended(seconds: float) -> bool:
-            # With a duration the last request may be sent before its end.
-            if part.requests is None:
-                time.sleep(seconds)
-                return False
-            sender.join(seconds)
-            return not sender.is_alive() and loop.wait(0.0)
-
-        _report_until(reports, calls, measured_from, until, has_ended)
-        sender.join()
-        loop.wait(patience)
-    calls.expire()
-    reports.send(0.0)
-
-
-def _report_until(
-    reports: _Reports, calls: Calls, begin: float, end: float, has_ended: Callable[[float], bool]
-) -> None:
-    """Send a report each second; the last interval is as long as the others, up to twice as long.
-
-    `has_ended` waits for seconds, and returns whether the load has ended sooner.
-    """
-    _sleep_until(begin)
-    reports.reset()
-    at, ended = begin, False
-    while at < end and not ended:
-        following = at + INTERVAL_SECONDS
-        at = end if following + INTERVAL_SECONDS > end else following
-        ended = has_ended(max(0.0, at - time.monotonic()))
-        reports.send(time.monotonic() - reports.since)
+        loop = OpenLoop(calls, *measured, bodies)
+        work = (part.arrivals(), begin)
+        threading.Thread(target=loop.run, args=work, name="sender", daemon=True).start()
+    _sleep(loop.begin - time.monotonic())
+    # With a duration the last request may be sent before its end.
+    for tally in _tallies(loop, _sleep if part.requests is None else loop.wait):
+        connection.send(tally)
         calls.expire()
+    loop.wait(patience)
+    calls.expire()
+    connection.send(loop.take())
 
 
-def _sleep_until(at: float) -> None:
-    while (left := at - time.monotonic()) > 0:
-        time.sleep(left)
+def _tallies(loop: Loop, has_ended: Callable[[float], bool]) -> Iterator[Tally]:
+    """Yield a tally each second; the last interval is as long as the others, up to twice as long.
+
+    `has_ended` waits for seconds, and returns whether the load has ended sooner. The thread that
+    reads the tallies does nothing else.
+    """
+    since, cpu, waited = time.monotonic(), _calls_cpu_seconds(), waited_seconds()
+    at, ended = loop.begin, False
+    while at < loop.end and not ended:
+        following = at + INTERVAL_SECONDS
+        at = loop.end if following + INTERVAL_SECONDS > loop.end else following
+        ended = has_ended(at - time.monotonic())
+        tally, before = loop.take(), (since, cpu, waited)
+        since, cpu, waited = time.monotonic(), _calls_cpu_seconds(), waited_seconds()
+        tally.seconds, tally.cpu = since - before[0], cpu - before[1]
+        # Several threads can wait at the same time, and a thread that ended takes its time with it.
+        tally.waited = min(tally.seconds, max(0.0, waited - before[2]))
+        yield tally
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(max(0.0, seconds))
+    return False
 
 
 def waited_seconds() -> float:
@@ -147,28 +137,3 @@ def waited_seconds() -> float:
 def _calls_cpu_seconds() -> float:
     """Return the processor time of all threads of this process but the calling one, which only reports."""
     return time.process_time() - time.thread_time()
-
-
-class _Reports:
-    """Reports of one step. One thread may use it, and does nothing else."""
-
-    def __init__(self, recorder: Recorder, connection: Connection) -> None:
-        self._recorder, self._connection = recorder, connection
-        self.since = 0.0
-        self._cpu = self._waited = 0.0
-
-    def reset(self) -> None:
-        self.since, self._cpu, self._waited = time.monotonic(), _calls_cpu_seconds(), waited_seconds()
-
-    def send(self, seconds: float) -> None:
-        """Send the report of an interval; the last one has no seconds."""
-        recorded = self._recorder.take()
-        latencies, lags = Histogram(), Histogram()
-        latencies.add(recorded.latencies)
-        lags.add(recorded.lags)
-        cpu = _calls_cpu_seconds() - self._cpu if seconds else 0.0
-        # Several threads can wait at the same time, and a thread that ended takes its time with it.
-        waited = min(seconds, max(0.0, waited_seconds() - self._waited))
-        tally = Tally(seconds, latencies, recorded.rows, lags, recorded.failures, cpu, waited)
-        self._connection.send(tally)
-        self.reset()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
 
 from tensorferry.client.connection.channel import CallMetadata, Tls
-from tensorferry.client.load.histogram import Histogram
-from tensorferry.client.load.steps import Arrival, Arrivals, Step, arrivals_of, share
+from tensorferry.client.load.steps import Arrival, Step
 
 # Requests in flight on one connection, unless the number of connections is given. Proxies and
 # servers often allow 100 streams on a connection, and gRPC delays calls above that.
@@ -43,9 +44,14 @@ class Plan:
     rows: int = 1
     processes: int = 1
     connections: int | None = None
-    arrivals: Arrivals = "poisson"
+    arrivals: Literal["poisson", "constant"] = "poisson"
     seed: int = 1
     trace: tuple[Arrival, ...] = ()
+
+    def parts(self, step: Step) -> list[Part]:
+        """Return the parts of the processes that take part in a step."""
+        parts = min(self.processes, step.concurrency or self.processes)
+        return [Part(self, step, part, parts) for part in range(parts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +66,12 @@ class Part:
     @property
     def in_flight(self) -> int:
         """Requests in flight in a closed loop; 0 in an open one."""
-        return share(self.step.concurrency or 0, self.parts, self.part)
+        return self._share(self.step.concurrency or 0)
 
     @property
     def requests(self) -> int | None:
         """Requests to send; None for as many as the time allows."""
-        return self.plan.requests and share(self.plan.requests, self.parts, self.part)
+        return self.plan.requests and self._share(self.plan.requests)
 
     @property
     def connections(self) -> int:
@@ -73,34 +79,47 @@ class Part:
         return self.plan.connections or max(1, -(-self.in_flight // _IN_FLIGHT_ON_A_CONNECTION))
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Return the arrivals of an open loop."""
-        plan = self.plan
-        if self.step.rate is None:
-            return itertools.islice(plan.trace, self.part, None, self.parts)
-        endless = arrivals_of(plan.arrivals, self.step.rate, plan.rows, self.parts, self.part, plan.seed)
-        return itertools.islice(endless, self.requests)
+        """Yield the arrivals of an open loop. Those of all parts together have the rate of the step.
+
+        Their distances are constant, or random and independent of each other.
+        """
+        plan, rate, parts = self.plan, self.step.rate, self.parts
+        if rate is None:
+            yield from itertools.islice(plan.trace, self.part, None, parts)
+            return
+        # The sum of independent Poisson processes is a Poisson process of the sum of their rates.
+        chance = random.Random(plan.seed * parts + self.part)
+        at = 0.0
+        for number in itertools.islice(itertools.count(), self.requests):
+            at += chance.expovariate(rate / parts)
+            yield Arrival(
+                (self.part + parts * number) / rate if plan.arrivals == "constant" else at, plan.rows
+            )
+
+    def _share(self, total: int) -> int:
+        # The first parts have the remainder.
+        return total // self.parts + (self.part < total % self.parts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tally:
-    """Measurements of one process in an interval of `seconds`.
+    """Measurements of one process in an interval of `seconds`: what ended in it.
 
     The last tally of a step has no seconds: it has the answers of an open loop that came after
-    the end. `failures` has number and first message by code. `cpu` is the processor time that the
-    calls cost, and `waited` the time in which the threads were ready to run and had no core.
+    the end. `cpu` is the processor time that the calls cost, and `waited` the time in which the
+    threads were ready to run and had no core.
     """
 
-    seconds: float
-    latencies: Histogram
-    rows: int
-    lags: Histogram
-    failures: Mapping[str, tuple[int, str]]
-    cpu: float
-    waited: float
+    latencies: list[float] = field(default_factory=list)
+    rows: int = 0
+    # By how much requests were sent after the intended time; only in an open loop.
+    lags: list[float] = field(default_factory=list)
+    # Number and first message by code.
+    failures: dict[str, tuple[int, str]] = field(default_factory=dict)
+    seconds: float = 0.0
+    cpu: float = 0.0
+    waited: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Failure of a load process, such as a connection that was not made in time."""
-
-    message: str
+class LoadError(OSError):
+    """A load process failed; the message says how."""

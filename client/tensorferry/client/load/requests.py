@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,6 +21,7 @@ _RANDOM_REQUESTS, _MOST_BYTES = 16, 64 << 20
 Draw = Callable[[TensorMetadata, tuple[int, ...], np.random.Generator], Array]
 
 
+@dataclass
 class RequestMaker:
     """Requests for one model with any number of rows.
 
@@ -28,29 +30,25 @@ class RequestMaker:
     axis 0 if the metadata leaves that axis open in every input. Not thread-safe.
     """
 
-    def __init__(
-        self,
-        model: ModelMetadata,
-        version: str = "",
-        *,
-        draw: Draw,
-        arrays: Mapping[str, Array] | None = None,
-        shapes: Mapping[str, Sequence[int]] | None = None,
-        parameters: Mapping[str, Parameter] | None = None,
-        seed: int = 1,
-    ) -> None:
-        self._model, self._version, self._draw = model, version, draw
-        self._arrays = dict(arrays or {})
-        self._parameters = parameters
-        self._random = np.random.default_rng(seed)
-        self._by_rows = bool(model.inputs) and all(t.shape and t.shape[0] == -1 for t in model.inputs)
-        self._shapes = dict(shapes or {})
-        known = {tensor.name for tensor in model.inputs}
-        for option, names in (("--input", self._arrays), ("--shape", self._shapes)):
+    model: ModelMetadata
+    version: str
+    draw: Draw
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        inputs = self.model.inputs
+        self._random = np.random.default_rng(self.seed)
+        self._by_rows = bool(inputs) and all(t.shape and t.shape[0] == -1 for t in inputs)
+        known = {tensor.name for tensor in inputs}
+        for option, names in (("--input", self.arrays), ("--shape", self.shapes)):
             for name in names:
                 if name not in known:
-                    raise InvalidInput(option, _one_of(model), repr(name), "name an input of the model")
-        for name in self._shapes.keys() & self._arrays.keys():
+                    expected = "one of " + quoted(tensor.name for tensor in inputs)
+                    raise InvalidInput(option, expected, repr(name), "name an input of the model")
+        for name in self.shapes.keys() & self.arrays.keys():
             change = "leave out --shape: the file has the shape"
             raise InvalidInput(f"input {name!r}", "--input or --shape", "both", change)
 
@@ -61,26 +59,26 @@ class RequestMaker:
         """
         if not self._by_rows and rows != 1:
             raise InvalidInput(
-                "rows", "1", str(rows), f"axis 0 of model {self._model.name!r} is not open: send one row"
+                "rows", "1", str(rows), f"axis 0 of model {self.model.name!r} is not open: send one row"
             )
         # All rows of the longest file are sent.
-        lengths = [len(array) for array in self._arrays.values() if array.ndim] if self._by_rows else []
-        number = max([1, *(length // rows for length in lengths)]) if self._arrays else _RANDOM_REQUESTS
-        sent = [each for each in self._model.inputs if not each.optional or each.name in self._arrays]
+        lengths = [len(array) for array in self.arrays.values() if array.ndim] if self._by_rows else []
+        number = max([1, *(length // rows for length in lengths)]) if self.arrays else _RANDOM_REQUESTS
+        sent = [each for each in self.model.inputs if not each.optional or each.name in self.arrays]
         made: list[bytes] = []
         for at in range(number):
             inputs = {tensor.name: self._part(tensor, rows, at) for tensor in sent}
-            request = codec.request_of(inputs, None, None, self._parameters)
-            message = codec.encode(self._model.name, self._version, request, self._model)
+            request = codec.request_of(inputs, None, None, self.parameters)
+            message = codec.encode(self.model.name, self.version, request, self.model)
             made.append(message.SerializeToString())
             if (at + 1) * len(made[0]) >= _MOST_BYTES:
                 break
         return tuple(made)
 
     def _part(self, tensor: TensorMetadata, rows: int, at: int) -> Array:
-        array = self._arrays.get(tensor.name)
+        array = self.arrays.get(tensor.name)
         if array is None:
-            return self._draw(tensor, self._shape_of(tensor, rows), self._random)
+            return self.draw(tensor, self._shape_of(tensor, rows), self._random)
         if not self._by_rows or not array.ndim:
             return array
         if not len(array):
@@ -92,7 +90,7 @@ class RequestMaker:
         """Return the shape of a random tensor: that of --shape, with or without the rows, or the declared one."""
         head = (rows,) if self._by_rows else ()
         declared = (*head, *tensor.shape[len(head) :])
-        given = self._shapes.get(tensor.name)
+        given = self.shapes.get(tensor.name)
         if given is None and -1 in declared:
             example = ",".join(str(16 if d == -1 else d) for d in declared[len(head) :])
             raise InvalidInput(
@@ -111,7 +109,3 @@ class RequestMaker:
             got = ",".join(map(str, given[1:] if head and len(given) > 1 else given))
             raise InvalidInput(f"--shape {tensor.name}", what, got, "give one number for each dimension")
         return tuple(given)
-
-
-def _one_of(model: ModelMetadata) -> str:
-    return "one of " + quoted(tensor.name for tensor in model.inputs)

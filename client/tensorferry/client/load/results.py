@@ -11,24 +11,12 @@ from tensorferry.client.load.records import Tally
 from tensorferry.client.load.server_statistics import ServerSide
 from tensorferry.client.load.steps import Step
 
-# Names and shares of the percentiles in tables and files.
-PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p99.9", 0.999))
-
 # Share of a core above which a load process is the limit, and what one late send may be, in
 # seconds and as a share of the median latency.
 _BUSY_CORES = 0.85
 _LAG_SECONDS, _LAG_SHARE = 0.001, 0.1
 # Share of the median latency that may be the client's own work.
 _OWN_SHARE = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorCount:
-    """Failures with one gRPC code, and the message of the first."""
-
-    code: str
-    count: int
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +29,47 @@ class Interval:
     p50_seconds: float | None
     p99_seconds: float | None
 
-    @property
-    def requests_per_second(self) -> float:
-        """Answers per second."""
-        return self.answered / self.seconds
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepResult:
-    """Measurements of one step. Times are in seconds.
+    """Sums of the measurements of all processes in one step. Times are in seconds. Not thread-safe.
 
-    `cpu` has the cores that each process used, and `waited` the share of the time in which it waited for one.
+    `errors` has number and first message by code, `cpu_seconds` and `waited_seconds` the sums by process.
     """
 
     step: Step
-    seconds: float
-    latencies: Histogram
-    rows: int
-    errors: tuple[ErrorCount, ...]
-    lags: Histogram
-    cpu: tuple[float, ...]
-    waited: tuple[float, ...]
-    intervals: tuple[Interval, ...]
+    latencies: Histogram = field(default_factory=Histogram)
+    lags: Histogram = field(default_factory=Histogram)
+    rows: int = 0
+    seconds: float = 0.0
+    errors: dict[str, tuple[int, str]] = field(default_factory=dict)
+    cpu_seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    waited_seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    intervals: list[Interval] = field(default_factory=list)
     server: ServerSide | None = None
+
+    def add(self, tallies: Sequence[Tally]) -> Interval | None:
+        """Add the tallies of all processes, in their order, for one interval; return it, None for the last tallies."""
+        latencies = Histogram()
+        failed = 0
+        for part, tally in enumerate(tallies):
+            latencies.add(tally.latencies)
+            self.latencies.add(tally.latencies)
+            self.lags.add(tally.lags)
+            self.rows += tally.rows
+            self.cpu_seconds[part] += tally.cpu
+            self.waited_seconds[part] += tally.waited
+            for code, (count, message) in tally.failures.items():
+                failed += count
+                known, first = self.errors.get(code, (0, message))
+                self.errors[code] = (known + count, first)
+        seconds = max(tally.seconds for tally in tallies)
+        self.seconds += seconds
+        if not seconds:
+            return None
+        middle, high = latencies.percentile(0.5), latencies.percentile(0.99)
+        self.intervals.append(Interval(seconds, latencies.count, failed, middle, high))
+        return self.intervals[-1]
 
     @property
     def answered(self) -> int:
@@ -73,23 +79,33 @@ class StepResult:
     @property
     def failed(self) -> int:
         """The number of failures."""
-        return sum(error.count for error in self.errors)
+        return sum(count for count, _ in self.errors.values())
 
     @property
     def requests_per_second(self) -> float:
         """Answers per second."""
-        return self.answered / self.seconds
+        return self.answered / self.seconds if self.seconds else 0.0
 
     @property
     def rows_per_second(self) -> float:
         """Answered rows per second."""
-        return self.rows / self.seconds
+        return self.rows / self.seconds if self.seconds else 0.0
+
+    @property
+    def cpu(self) -> list[float]:
+        """The cores that each process used."""
+        return [used / self.seconds for used in self.cpu_seconds.values()]
+
+    @property
+    def waited(self) -> list[float]:
+        """The share of the time in which each process waited for a core."""
+        return [waited / self.seconds for waited in self.waited_seconds.values()]
 
     @property
     def own_seconds(self) -> float | None:
         """Processor time of the client for each call; None without calls."""
         calls = self.answered + self.failed
-        return sum(self.cpu) * self.seconds / calls if calls else None
+        return sum(self.cpu_seconds.values()) / calls if calls else None
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -119,50 +135,3 @@ class StepResult:
                 "which their latencies include; use more --processes or a lower --rate"
             )
         return found
-
-
-@dataclass(slots=True)
-class StepTotals:
-    """Sums of the tallies of all processes in one step. Not thread-safe."""
-
-    step: Step
-    latencies: Histogram = field(default_factory=Histogram)
-    lags: Histogram = field(default_factory=Histogram)
-    rows: int = 0
-    seconds: float = 0.0
-    errors: dict[str, ErrorCount] = field(default_factory=dict)
-    cpu_seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-    waited_seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-    intervals: list[Interval] = field(default_factory=list)
-
-    def add(self, tallies: Sequence[Tally]) -> Interval | None:
-        """Add the tallies of all processes, in their order, for one interval; return it, None for the last tallies."""
-        latencies = Histogram()
-        failed = 0
-        for part, tally in enumerate(tallies):
-            latencies.merge(tally.latencies)
-            self.lags.merge(tally.lags)
-            self.rows += tally.rows
-            self.cpu_seconds[part] += tally.cpu
-            self.waited_seconds[part] += tally.waited
-            for code, (count, message) in tally.failures.items():
-                failed += count
-                known = self.errors.get(code, ErrorCount(code, 0, message))
-                self.errors[code] = ErrorCount(code, known.count + count, known.message)
-        self.latencies.merge(latencies)
-        seconds = max(tally.seconds for tally in tallies)
-        self.seconds += seconds
-        if not seconds:
-            return None
-        middle, high = latencies.percentile(0.5), latencies.percentile(0.99)
-        self.intervals.append(Interval(seconds, latencies.count, failed, middle, high))
-        return self.intervals[-1]
-
-    def result(self, server: ServerSide | None) -> StepResult:
-        """Return the result of the step."""
-        seconds = self.seconds or 1e-9
-        cpu = tuple(used / seconds for used in self.cpu_seconds.values())
-        waited = tuple(used / seconds for used in self.waited_seconds.values())
-        errors = tuple(sorted(self.errors.values(), key=lambda error: -error.count))
-        found = (self.step, seconds, self.latencies, self.rows, errors, self.lags, cpu, waited)
-        return StepResult(*found, tuple(self.intervals), server)

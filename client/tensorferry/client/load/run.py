@@ -1,4 +1,4 @@
-"""A load test from the side of the command: starts load processes, and adds up their reports."""
+"""A load test from the side of the command: starts load processes, and adds up their tallies."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tensorferry.client.load import process
-from tensorferry.client.load.histogram import Histogram
-from tensorferry.client.load.records import Failed, Part, Plan, Tally, Target
-from tensorferry.client.load.results import Interval, StepResult, StepTotals
-from tensorferry.client.load.server_statistics import ServerTotals, difference
+from tensorferry.client.load.records import LoadError, Plan, Tally, Target
+from tensorferry.client.load.results import Interval, StepResult
+from tensorferry.client.load.server_statistics import Totals, difference
 from tensorferry.client.load.steps import Step
 
 _MOST_PROCESSES = 8
@@ -26,17 +25,10 @@ _HEAD_START_SECONDS = 0.05
 _PATIENCE_SECONDS = 60.0
 _STOP_SECONDS = 5.0
 
-# What a load process adds to an interval after its last report.
-_NOTHING = Tally(0.0, Histogram(), 0, Histogram(), {}, 0.0, 0.0)
-
 # Returns the totals of the model; None if the server has none.
-Statistics = Callable[[], ServerTotals | None]
+Statistics = Callable[[], Totals | None]
 # Called with the number of the interval from 0, and the interval of all processes together.
 Progress = Callable[[Step, int, Interval], None]
-
-
-class LoadError(OSError):
-    """A load process failed; the message says how."""
 
 
 def default_processes() -> int:
@@ -44,16 +36,23 @@ def default_processes() -> int:
     return max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)) // 2))
 
 
-def parts_of(plan: Plan, step: Step) -> list[Part]:
-    """Return the parts of the processes that take part in a step."""
-    parts = min(plan.processes, step.concurrency or plan.processes)
-    return [Part(plan, step, part, parts) for part in range(parts)]
-
-
 class LoadProcesses:
-    """The load processes of a test; a context manager that ends them. Only the main thread may use it."""
+    """The load processes of a test; a context manager that ends them. Only the main thread may use it.
 
-    def __init__(self, number: int, target: Target, bodies: Mapping[int, Sequence[bytes]]) -> None:
+    `steps` are all that will be run, or need as many processes.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        steps: Sequence[Step],
+        target: Target,
+        bodies: Mapping[int, Sequence[bytes]],
+        statistics: Statistics = lambda: None,
+        progress: Progress = lambda step, number, interval: None,
+    ) -> None:
+        self._plan, self._timeout = plan, target.timeout
+        self._statistics, self._progress = statistics, progress
         # gRPC does not work in forked processes.
         context = multiprocessing.get_context("spawn")
         self._connections: list[Connection] = []
@@ -61,7 +60,7 @@ class LoadProcesses:
         # Ctrl-C in a terminal reaches all processes; the command decides what follows.
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            for place in range(number):
+            for place in range(max(len(plan.parts(step)) for step in steps)):
                 ours, theirs = context.Pipe()
                 work = (theirs, target, bodies)
                 started = context.Process(target=process.main, args=work, name=f"load-{place}", daemon=True)
@@ -86,61 +85,45 @@ class LoadProcesses:
                 started.kill()
                 started.join()
 
-    def run(
-        self,
-        plan: Plan,
-        step: Step,
-        patience: float,
-        statistics: Statistics = lambda: None,
-        progress: Progress = lambda step, number, interval: None,
-    ) -> StepResult:
-        """Run one step; raise LoadError if a load process fails.
-
-        `patience` is how long the last answers may take, in seconds.
-        """
-        parts = parts_of(plan, step)
+    def run(self, step: Step) -> StepResult:
+        """Run one step; raise LoadError if a load process fails."""
+        plan, parts = self._plan, self._plan.parts(step)
         connections = self._connections[: len(parts)]
         for connection, part in zip(connections, parts, strict=True):
             connection.send(part)
         for connection in connections:
-            self._receive(connection, time.monotonic() + _PATIENCE_SECONDS)
+            self._receive(connection, time.monotonic())
         begin = time.monotonic() + _HEAD_START_SECONDS
         for connection in connections:
             connection.send(begin)
         # While the load runs, so that both ends of the difference are under it.
         time.sleep(max(0.0, begin + plan.warmup - time.monotonic()))
-        before = statistics()
+        before, after = self._statistics(), None
         end = begin + plan.warmup + plan.duration
-        totals = StepTotals(step)
-        after: ServerTotals | None = None
-        counted = False
+        result, counted = StepResult(step), False
         ended: set[Connection] = set()
         for number in itertools.count():
             tallies = []
             for each in connections:
-                until = end + patience + _PATIENCE_SECONDS
-                tallies.append(_NOTHING if each in ended else self._tally(each, until))
+                # A load process adds nothing after its last tally.
+                tallies.append(Tally() if each in ended else self._receive(each, end + self._timeout))
                 if not tallies[-1].seconds:
                     ended.add(each)
-            interval = totals.add(tallies)
+            interval = result.add(tallies)
             if not counted and (interval is None or time.monotonic() >= end):
-                after, counted = statistics(), True
+                after, counted = self._statistics(), True
             if interval is None:
                 break
-            progress(step, number, interval)
-        return totals.result(difference(before, after))
+            self._progress(step, number, interval)
+        result.server = difference(before, after)
+        return result
 
-    def _tally(self, connection: Connection, until: float) -> Tally:
-        tally = self._receive(connection, until)
-        if not isinstance(tally, Tally):
-            raise LoadError(f"a load process sent {tally!r}; this is a bug")
-        return tally
-
-    def _receive(self, connection: Connection, until: float) -> object:
+    def _receive(self, connection: Connection, at: float) -> Any:
+        """Return what a load process sends at a time of the clock, or within a while after it."""
         try:
-            if not connection.poll(max(0.0, until - time.monotonic())):
+            if not connection.poll(max(0.0, at + _PATIENCE_SECONDS - time.monotonic())):
                 raise TimeoutError
-            received: object = connection.recv()
+            received = connection.recv()
         except TimeoutError:
             raise LoadError("a load process does not answer; this is a bug") from None
         except (EOFError, OSError):
@@ -148,6 +131,6 @@ class LoadProcesses:
             self._processes[place].join(_STOP_SECONDS)
             status = self._processes[place].exitcode
             raise LoadError(f"load process {place} ended unexpectedly with status {status}") from None
-        if isinstance(received, Failed):
-            raise LoadError(received.message)
+        if isinstance(received, LoadError):
+            raise received
         return received

@@ -3,46 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-import grpc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from tensorferry.client import errors
-from tensorferry.client.connection.channel import CallMetadata
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.protos import inference_pb2_grpc
 
-_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class ServerTotals:
-    """Totals of a model since the server started, over its versions: counts, and nanoseconds."""
-
-    sums: Counter[str] = field(default_factory=Counter)
-    batches_by_rows: Counter[int] = field(default_factory=Counter)
-
-    @classmethod
-    def of(cls, answer: pb.ModelStatisticsResponse) -> ServerTotals:
-        """Add up the versions of a model."""
-        totals = cls()
-        for one in answer.model_stats:
-            stats = one.inference_stats
-            compute = (stats.compute_input.ns, stats.compute_infer.ns, stats.compute_output.ns)
-            totals.sums.update(
-                answered=stats.success.count,
-                failed=stats.fail.count,
-                queue_count=stats.queue.count,
-                queue_ns=stats.queue.ns,
-                compute_count=stats.compute_infer.count,
-                compute_ns=sum(compute),
-                rows=one.inference_count,
-                batches=one.execution_count,
-            )
-            for batch in one.batch_stats:
-                totals.batches_by_rows[batch.batch_size] += batch.compute_infer.count
-        return totals
+# Totals of a model since the server started, over its versions: counts and nanoseconds by name,
+# and batches by their number of rows.
+Totals = Counter[str | int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,51 +29,74 @@ class ServerSide:
     batches_by_rows: Mapping[int, int]
 
 
-def difference(before: ServerTotals | None, after: ServerTotals | None) -> ServerSide | None:
+def totals_of(answer: pb.ModelStatisticsResponse) -> Totals:
+    """Add up the versions of a model."""
+    totals = Totals()
+    for one in answer.model_stats:
+        stats = one.inference_stats
+        totals.update(
+            answered=stats.success.count,
+            failed=stats.fail.count,
+            queue_count=stats.queue.count,
+            queue_ns=stats.queue.ns,
+            compute_count=stats.compute_infer.count,
+            compute_ns=stats.compute_input.ns + stats.compute_infer.ns + stats.compute_output.ns,
+            rows=one.inference_count,
+            batches=one.execution_count,
+        )
+        for batch in one.batch_stats:
+            totals[batch.batch_size] += batch.compute_infer.count
+    return totals
+
+
+def difference(before: Totals | None, after: Totals | None) -> ServerSide | None:
     """Return what happened between two totals; None if one is missing, or if the server restarted between."""
     if before is None or after is None:
         return None
-    sums = Counter(after.sums)
-    sums.subtract(before.sums)
-    if sums["answered"] < 0 or sums["batches"] < 0:
+    grown = Totals(after)
+    grown.subtract(before)
+    if grown["answered"] < 0 or grown["batches"] < 0:
         return None
+
+    def mean(total: str, count: str, unit: float = 1.0) -> float | None:
+        return grown[total] / grown[count] / unit if grown[count] else None
+
     return ServerSide(
-        sums["answered"],
-        sums["failed"],
-        sums["queue_ns"] / sums["queue_count"] / 1e9 if sums["queue_count"] else None,
-        sums["compute_ns"] / sums["compute_count"] / 1e9 if sums["compute_count"] else None,
-        sums["rows"] / sums["batches"] if sums["batches"] else None,
-        dict(sorted((after.batches_by_rows - before.batches_by_rows).items())),
+        grown["answered"],
+        grown["failed"],
+        mean("queue_ns", "queue_count", 1e9),
+        mean("compute_ns", "compute_count", 1e9),
+        mean("rows", "batches"),
+        {
+            rows: grown[rows]
+            for rows in sorted(key for key in grown if isinstance(key, int))
+            if grown[rows] > 0
+        },
     )
 
 
 class StatisticsReader:
-    """Reader of a model's totals. A server without statistics is asked once. Not thread-safe."""
+    """Reader of a model's totals. A server without statistics is asked once. Not thread-safe.
 
-    def __init__(
-        self,
-        stub: inference_pb2_grpc.GRPCInferenceServiceStub,
-        model: str,
-        version: str,
-        metadata: CallMetadata,
-    ) -> None:
-        self._stub, self._metadata = stub, metadata
-        self._request = pb.ModelStatisticsRequest(name=model, version=version)
+    `ask` calls ModelStatistics, and raises InferenceError.
+    """
+
+    def __init__(self, ask: Callable[[], pb.ModelStatisticsResponse]) -> None:
+        self._ask = ask
         self.missing = ""
         """Why the server has no statistics; "" if it has."""
 
-    def __call__(self) -> ServerTotals | None:
+    def __call__(self) -> Totals | None:
         """Return the totals, or None."""
         if self.missing:
             return None
         try:
-            answer = self._stub.ModelStatistics(self._request, timeout=_SECONDS, metadata=self._metadata)
-        except grpc.RpcError as error:
-            failure = errors.from_rpc(error)
+            answer = self._ask()
+        except errors.InferenceError as failure:
             if isinstance(failure, errors.Unimplemented):
                 self.missing = f"the server has no ModelStatistics ({failure})"
             elif not isinstance(failure, errors.DeadlineExceeded):
                 self.missing = str(failure)
             return None
         self.missing = "" if answer.model_stats else "the answer of ModelStatistics is empty"
-        return None if self.missing else ServerTotals.of(answer)
+        return None if self.missing else totals_of(answer)

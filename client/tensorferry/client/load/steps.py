@@ -1,21 +1,17 @@
-"""Loads of a test: the steps that options name, and the times at which requests are sent."""
+"""Loads of a test: the steps that options name."""
 
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
-
-Arrivals = Literal["poisson", "constant"]
 
 _MOST_IN_FLIGHT = 65_536
 _MOST_PER_SECOND = 10_000_000.0
 
 
-class BadLoad(ValueError):
-    """Text of an option that names no load; the message says what was expected."""
+class BadOption(ValueError):
+    """Text or file of an option that is wrong; the message says what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,35 +60,13 @@ def _numbers(text: str, expected: str, read: Callable[[str], float], most: float
     except ValueError:
         found = [0.0]
     if not all(0 < number <= most for number in found):
-        raise BadLoad(
+        raise BadOption(
             f"expected {expected}, as one number, a list such as 1,8,32 or a range such as 1:256, got {text!r}"
         )
     if not colon:
         return found
     first, last = found
     if first > last:
-        raise BadLoad(f"expected a range from the smaller to the larger number, got {text!r}")
+        raise BadOption(f"expected a range from the smaller to the larger number, got {text!r}")
     doubled = (first * 2**power for power in itertools.count())
     return [*itertools.takewhile(lambda value: value < last, doubled), last]
-
-
-def share(total: int, parts: int, part: int) -> int:
-    """Return the share of one of `parts` processes in a whole number; the first have the remainder."""
-    return total // parts + (part < total % parts)
-
-
-def arrivals_of(
-    kind: Arrivals, rate: float, rows: int, parts: int, part: int, seed: int
-) -> Iterator[Arrival]:
-    """Yield the arrivals of one of `parts` processes, without end; all together send `rate` requests per second.
-
-    The distances of all arrivals are constant, or random and independent of each other.
-    """
-    if kind == "constant":
-        yield from (Arrival((part + parts * number) / rate, rows) for number in itertools.count())
-    # The sum of independent Poisson processes is a Poisson process of the sum of their rates.
-    chance = random.Random(seed * parts + part)
-    at = 0.0
-    while True:
-        at += chance.expovariate(rate / parts)
-        yield Arrival(at, rows)

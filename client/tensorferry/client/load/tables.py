@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from tensorferry.client.load.comparison import Difference
-from tensorferry.client.load.results import PERCENTILES, Interval, StepResult
+from tensorferry.client.load.result_file import PERCENTILES, Difference, Document, label_of
+from tensorferry.client.load.results import Interval
 from tensorferry.client.load.steps import Step
 from tensorferry.client.messages.printable import one_line
 
@@ -38,50 +38,48 @@ def progress_line(step: Step, second: int, seconds: int | None, interval: Interv
     failed = f", {interval.failed} failed" if interval.failed else ""
     of = "" if seconds is None else f" of {seconds}"
     return (
-        f"{step.label}, {second + 1}{of}: {number_text(interval.requests_per_second)} per second, "
+        f"{step.label}, {second + 1}{of}: {number_text(interval.answered / interval.seconds)} per second, "
         f"p50 {seconds_text(interval.p50_seconds)}, p99 {seconds_text(interval.p99_seconds)}{failed}"
     )
 
 
-def table(results: Sequence[StepResult], rows: int) -> list[str]:
-    """Return the lines of the table; `rows` is the rows of a request, for the column of rows per second."""
-    closed = any(result.step.concurrency is not None for result in results)
-    with_rows = rows > 1 or any(result.rows != result.answered for result in results)
-    with_server = any(result.server is not None for result in results)
-    head = ["in flight" if closed else "rate", "requests/s", *(["rows/s"] if with_rows else [])]
-    head += [*(name for name, _ in PERCENTILES), "max", "failed"]
-    head += ["queue", "compute", "batch"] if with_server else []
-    lines = [tuple(head)]
-    for result in results:
-        step, latencies = result.step, result.latencies
-        load = step.concurrency if closed else "trace" if step.rate is None else f"{step.rate:g}"
-        line = [
-            str(load),
-            number_text(result.requests_per_second),
-            *([number_text(result.rows_per_second)] if with_rows else []),
-        ]
-        line += [seconds_text(latencies.percentile(share)) for _, share in PERCENTILES]
-        line += [seconds_text(latencies.most if result.answered else None), number_text(result.failed)]
-        server = result.server
-        if server is not None:
-            batch = "-" if server.mean_batch_rows is None else f"{server.mean_batch_rows:.1f}"
-            line += [seconds_text(server.queue_seconds), seconds_text(server.compute_seconds), batch]
-        elif with_server:
-            line += ["-", "-", "-"]
-        lines.append(tuple(line))
-    return _aligned(lines)
+def table(contents: Document) -> list[str]:
+    """Return the lines of the table."""
+    steps = contents["steps"]
+    load = "in flight" if any(step["concurrency"] is not None for step in steps) else "rate"
+    with_rows = contents["rows"] > 1 or any(step["rows"] != step["answered"] for step in steps)
+    with_server = any(step["server"] is not None for step in steps)
+    lines = []
+    for step in steps:
+        rate = "trace" if step["rate"] is None else f"{step['rate']:g}"
+        cells = {
+            load: str(step["concurrency"] or rate),
+            "requests/s": number_text(step["requests_per_second"]),
+        }
+        if with_rows:
+            cells["rows/s"] = number_text(step["rows_per_second"])
+        times = step["latency_seconds"]
+        cells |= {name: seconds_text(times[name]) for name in (*PERCENTILES, "max")}
+        cells["failed"] = number_text(step["failed"])
+        if with_server:
+            side = step["server"] or {}
+            batch = side.get("mean_batch_rows")
+            cells |= {name: seconds_text(side.get(f"{name}_seconds")) for name in ("queue", "compute")}
+            cells["batch"] = "-" if batch is None else f"{batch:.1f}"
+        lines.append(cells)
+    return _aligned([tuple(lines[0]), *(tuple(cells.values()) for cells in lines)])
 
 
-def errors_and_warnings(results: Sequence[StepResult]) -> list[str]:
+def errors_and_warnings(contents: Document) -> list[str]:
     """Return a line for each error code of each step, and one for each kind of warning."""
     lines = []
     warned: dict[str, list[tuple[str, str]]] = {}
-    for result in results:
-        label = result.step.label
-        for error in result.errors:
-            message = plain(error.message) or "no message"
-            lines.append(f"{label}: {error.count:,} × {error.code}, the first: {message}")
-        for warning in result.warnings:
+    for step in contents["steps"]:
+        label = label_of(step)
+        for error in step["errors"]:
+            message = plain(error["message"]) or "no message"
+            lines.append(f"{label}: {error['count']:,} × {error['code']}, the first: {message}")
+        for warning in step["warnings"]:
             warned.setdefault(warning.partition(":")[0], []).append((label, warning))
     for some in warned.values():
         last, text = some[-1]
@@ -96,11 +94,8 @@ def plain(message: str) -> str:
     return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}..."
 
 
-def value_text(value: float, unit: str) -> str:
-    """Return a figure of a comparison."""
-    if unit == "s":
-        return seconds_text(value)
-    return f"{value:.1f}" if unit == "rows" else number_text(value)
+# Texts of figures by their unit.
+_TEXTS: Mapping[str, Callable[[float], str]] = {"s": seconds_text, "rows": "{:.1f}".format}
 
 
 def comparison_table(differences: Sequence[Difference], other_name: str) -> list[str]:
@@ -109,10 +104,10 @@ def comparison_table(differences: Sequence[Difference], other_name: str) -> list
         return [f"nothing to compare: {other_name} has none of these loads"]
     lines = [("load", "figure", "other", "this", "change", "")]
     for one in differences:
-        other, this = value_text(one.other, one.unit), value_text(one.this, one.unit)
+        text = _TEXTS.get(one.unit, number_text)
         change = "-" if one.change is None else f"{one.change:+.1%}"
         caution = "within the spread of the intervals" if one.within_spread else ""
-        lines.append((one.step.label, one.figure, other, this, change, caution))
+        lines.append((one.step, one.figure, text(one.other), text(one.this), change, caution))
     return [f"compared with {other_name}:", *_aligned(lines, left=(0, 1, 5))]
 
 

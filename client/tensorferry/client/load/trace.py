@@ -12,19 +12,15 @@ import math
 from datetime import datetime
 from pathlib import Path
 
-from tensorferry.client.load.steps import Arrival
+from tensorferry.client.load.steps import Arrival, BadOption
 
 _FORM = 'expected {"at": SECONDS, "rows": NUMBER}, or a line of the server\'s access log'
-
-
-class BadTrace(ValueError):
-    """A file that is no trace; the message names the line."""
 
 
 def read_trace(path: Path, rows: int) -> tuple[Arrival, ...]:
     """Return the arrivals of a trace, from 0 on in order of time; `rows` is for lines without their own.
 
-    Raises BadTrace, or OSError if the file cannot be read.
+    Raises BadOption, or OSError if the file cannot be read.
     """
     found: list[Arrival] = []
     with path.open(encoding="utf-8", errors="replace") as lines:
@@ -32,7 +28,7 @@ def read_trace(path: Path, rows: int) -> tuple[Arrival, ...]:
             if line.strip() and (arrival := _arrival(line, f"{path}, line {number}", rows)):
                 found.append(arrival)
     if not found:
-        raise BadTrace(f"{path} has no arrivals: {_FORM} on each line")
+        raise BadOption(f"{path} has no arrivals: {_FORM} on each line")
     first = min(arrival.at for arrival in found)
     return tuple(sorted((Arrival(one.at - first, one.rows) for one in found), key=lambda arrival: arrival.at))
 
@@ -44,7 +40,7 @@ def _arrival(line: str, place: str, rows: int) -> Arrival | None:
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise BadTrace(f"{place}: {_FORM}, got {line.strip()[:80]!r}")
+        raise BadOption(f"{place}: {_FORM}, got {line.strip()[:80]!r}")
     if "at" in fields or "message" not in fields:
         return Arrival(_number(fields.get("at"), place), _rows(fields.get("rows", rows), place))
     if fields.get("method") not in ("ModelInfer", "ModelStreamInfer") or "duration_seconds" not in fields:
@@ -53,18 +49,18 @@ def _arrival(line: str, place: str, rows: int) -> Arrival | None:
     try:
         ended = datetime.fromisoformat(str(fields.get("time"))).timestamp()
     except ValueError:
-        raise BadTrace(f"{place}: expected an ISO 8601 time, got {fields.get('time')!r}") from None
+        raise BadOption(f"{place}: expected an ISO 8601 time, got {fields.get('time')!r}") from None
     took = _number(fields["duration_seconds"], place)
     return Arrival(ended - took, _rows(fields.get("rows") or rows, place))
 
 
 def _number(value: object, place: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise BadTrace(f"{place}: {_FORM}, got {value!r} for the seconds")
+        raise BadOption(f"{place}: {_FORM}, got {value!r} for the seconds")
     return float(value)
 
 
 def _rows(value: object, place: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BadTrace(f"{place}: {_FORM}, got {value!r} for the rows")
+        raise BadOption(f"{place}: {_FORM}, got {value!r} for the rows")
     return value
