@@ -197,7 +197,10 @@ def test_a_pipeline_is_drawn_with_its_branches(serve: Serve, page: Chromium, tmp
             "[...document.querySelectorAll('.stage')].map((one) => one.firstChild.lastChild.textContent)",
             lambda texts: all(text.endswith("%") for text in texts),
         )
-        assert all(0 < int(share.removesuffix(" %")) <= 100 for share in shares)
+        percents = [int(share.removesuffix(" %")) for share in shares]
+        # One that a busy machine delays may leave less than half a percent to another.
+        assert all(0 <= percent <= 100 for percent in percents)
+        assert any(percents)
         steps = "[...document.querySelectorAll('.stage .step')].map((one) => one.textContent)"
         assert [text.split()[0] for text in page.evaluate(steps)] == ["clean", "split", "encode", "count"]
         assert all(text.endswith("s") for text in page.evaluate(steps)), "each has a time"

@@ -20,6 +20,7 @@ from typing import Any
 from chaos import faulty_server
 from polling import until
 from support.processes import observed, thrower
+from support.processes.free_ports import free_ports
 from support.processes.server import environment
 
 # A server starts or stops in less, even on a busy machine.
@@ -29,13 +30,6 @@ MOST_FILES = 256
 # What each of several server processes runs.
 MODULE = "chaos.faulty_process"
 _TESTS = Path(__file__).resolve().parents[1]
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on now."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def build_clock(folder: Path) -> Path | None:
@@ -75,7 +69,7 @@ class Server:
         self.name = name
         self.count = processes
         self.sockets = sockets
-        self.port, self.metrics_port = free_port(), free_port()
+        self.port, self.metrics_port = free_ports(2)
         self.log = folder / f"{name}.log"
         self.lives = 0
         self._clock_file = folder / f"{name}.clock"

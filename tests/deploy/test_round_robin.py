@@ -17,7 +17,7 @@ from tensorferry.protos import SERVICE_NAME, inference_pb2_grpc
 from tensorferry.protos import inference_pb2 as pb
 
 # Longer than the health service takes to notify a client, on a busy machine.
-DELAY = ("--drain-delay-seconds", "3")
+DELAY = ("--drain-delay-seconds", "6")
 
 # Calls are never retried, so a refused call fails.
 WITHOUT_RETRIES = (

@@ -93,7 +93,7 @@ def test_models_that_give_equal_answers_keep_them(transport: str, tmp_path: Path
             statistics = client.statistics("pure")[0]
         found = caches(server)
         metrics = page(server, "metrics")
-        log = "".join(server.log)
+    log = "".join(server.log)
     for name in ("pure", "both"):
         assert (found[name]["hits"], found[name]["misses"], found[name]["rows"]) == (2, 2, 2)
         assert f'tensorferry_cache_hits_total{{model="{name}",version="1"}} 2' in metrics

@@ -19,27 +19,42 @@ from serving.servers import TRITON, servers
 from serving.workloads import WORKLOADS, write_models
 
 _SECONDS = 100
+# Seconds of a measurement. The next one is tried if a pause of the machine spoilt the one before.
+_DURATIONS = (0.3, 2, 8)
 
 
-def bench(*arguments: object, folder: Path, code: int = 0) -> tuple[dict[str, Any], str]:
-    """Run the command; return the contents of its file, and its output."""
+def bench(*arguments: object, folder: Path) -> tuple[dict[str, Any], str]:
+    """Run the command; return the contents of its file, and its output. It fails only if no request was answered."""
     path = folder / "results.json"
     words = [*command("bench", *map(str, arguments)), "--json", str(path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, env=environment())
-    assert done.returncode == code, done.stdout + done.stderr
-    assert done.stderr == ("tensorferry bench: no request was answered\n" if code else "")
-    return json.loads(path.read_text()), done.stdout
+    results: dict[str, Any] = json.loads(path.read_text())
+    answered = any(step["answered"] for step in results["steps"])
+    assert done.returncode == (0 if answered else 1), done.stdout + done.stderr
+    assert done.stderr == ("" if answered else "tensorferry bench: no request was answered\n")
+    return results, done.stdout
+
+
+def closed_loop(*arguments: object, folder: Path) -> tuple[dict[str, Any], str]:
+    """Run closed loops of 1 and 8 requests on the digits model, until the measurement was not disturbed."""
+    options = ["--concurrency", "1,8", "--warmup", 0.1, "--processes", 2]
+    for duration in _DURATIONS:
+        results, printed = bench(*arguments, *options, "--duration", duration, folder=folder)
+        # In a closed loop the requests in flight are throughput times latency (Little's law).
+        in_flight = [
+            step["requests_per_second"] * (step["latency_seconds"]["mean"] or 0) for step in results["steps"]
+        ]
+        if in_flight == pytest.approx([1, 8], rel=0.5):
+            return results, printed
+    pytest.fail(f"requests in flight by their latencies: {in_flight}")
 
 
 def test_closed_loops_of_calls_and_of_streams_are_compared(plain: ServerProcess, tmp_path: Path) -> None:
-    options = ["--concurrency", "1,8", "--duration", 0.3, "--warmup", 0.1, "--processes", 2]
-    results, printed = bench(plain.address, "digits", *options, folder=tmp_path)
+    results, printed = closed_loop(plain.address, "digits", folder=tmp_path)
     check_closed_loop(results)
     assert printed.splitlines()[0].split()[:4] == ["in", "flight", "requests/s", "p50"]
     unary = (tmp_path / "results.json").rename(tmp_path / "unary.json")
-    results, printed = bench(
-        plain.address, "digits", *options, "--stream", "--compare", unary, folder=tmp_path
-    )
+    results, printed = closed_loop(plain.address, "digits", "--stream", "--compare", unary, folder=tmp_path)
     check_closed_loop(results)
     assert "compared with" in printed
 
@@ -60,8 +75,6 @@ def check_closed_loop(results: dict[str, Any]) -> None:
         rows = sum(int(size) * number for size, number in theirs["batches_by_rows"].items())
         batches = sum(theirs["batches_by_rows"].values())
         assert rows / batches == pytest.approx(theirs["mean_batch_rows"])
-    # In a closed loop the requests in flight are throughput times latency (Little's law).
-    assert eight["requests_per_second"] * eight["latency_seconds"]["mean"] == pytest.approx(8, rel=0.5)
     assert one["server"]["mean_batch_rows"] == 1
 
 
@@ -112,7 +125,7 @@ def test_a_trace_from_the_servers_own_access_log(
 
 
 def test_failures_are_counted_by_code(plain: ServerProcess, tmp_path: Path) -> None:
-    options = ["--concurrency", 2, "--duration", 0.2, "--warmup", 0, "--parameter", "timeout=1"]
+    options = ["--concurrency", 2, "--requests", 20, "--parameter", "timeout=1"]
     # The probe fails before the load begins.
     words = command("bench", plain.address, "digits", *map(str, options))
     done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, env=environment())
@@ -120,10 +133,11 @@ def test_failures_are_counted_by_code(plain: ServerProcess, tmp_path: Path) -> N
     assert done.stderr.count("\n") == 1
     assert "DEADLINE_EXCEEDED" in done.stderr
     # Streams are not probed.
-    results, printed = bench(plain.address, "digits", *options, "--stream", folder=tmp_path, code=1)
+    results, printed = bench(plain.address, "digits", *options, "--stream", folder=tmp_path)
     (step,) = results["steps"]
+    assert step["answered"] == 0
     assert [error["code"] for error in step["errors"]] == ["DEADLINE_EXCEEDED"]
-    assert step["failed"] == step["errors"][0]["count"] > 0
+    assert step["failed"] == step["errors"][0]["count"] == 20
     assert "× DEADLINE_EXCEEDED, the first:" in printed
 
 

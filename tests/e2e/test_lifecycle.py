@@ -144,8 +144,10 @@ def test_signals_directly_after_each_other_are_one(serve_faulty: Serve, tmp_path
         assert next(watch).status == SERVING
         stream = OpenStream(channel)
         stream.send(request(1, first=HANG))
-        server.signal(signal.SIGINT)
-        server.signal(signal.SIGTERM)
+        # Both arrive at once, so that no pause of this process separates them.
+        with server.standing_still():
+            server.signal(signal.SIGINT)
+            server.signal(signal.SIGTERM)
         assert next(watch).status == NOT_SERVING
         release.touch()
         response = stream.await_answer("1")
@@ -244,9 +246,9 @@ def test_many_streams_come_and_go_without_threads_or_memory_growing(serve: Serve
     for _ in range(3):
         round_of_streams()
     # A leak would be a thread for one of five streams, or 100 KB for each. Finished threads end
-    # soon.
-    until(lambda: threads() <= before[0] + 36)
-    assert resident_kib() <= before[1] + 18_000
+    # soon, and so do cancelled streams.
+    until(threads, lambda now: now <= before[0] + 36)
+    until(resident_kib, lambda now: now <= before[1] + 18_000)
 
 
 def test_a_server_that_is_gone_is_unavailable(serve: Serve, digits_model: Path) -> None:
@@ -256,4 +258,4 @@ def test_a_server_that_is_gone_is_unavailable(serve: Serve, digits_model: Path) 
         assert server.stop() == 0
         assert not client.is_live(timeout=5)
         with pytest.raises(Unavailable):
-            client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)}, timeout=5)
+            client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)}, timeout=60)

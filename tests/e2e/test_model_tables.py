@@ -32,7 +32,7 @@ def file(tmp_path: Path) -> Path:
         max-queue-delay-ms = {LONG_MS}
         instances = 2
         threads = 1
-        run-timeout-seconds = 5
+        run-timeout-seconds = 300
 
         [models.masked]
         path = "{masked}"
@@ -75,7 +75,7 @@ def test_each_model_has_the_options_of_its_table(serve: Serve, file: Path) -> No
         settings = {model["name"]: model["settings"] for model in json.load(response)["models"]}
     names = ("max_batch_size", "devices", "slo_seconds", "run_timeout_seconds", "padded_lengths")
     assert {model: [of_model[name] for name in names] for model, of_model in settings.items()} == {
-        "twice": [3, ["cpu", "cpu"], 30, 5, []],
+        "twice": [3, ["cpu", "cpu"], 30, 300, []],
         "masked": [2, ["cpu"], 60, 600, [4, 8]],
         "plain": [16, ["cpu"], 30, 600, []],
     }

@@ -152,7 +152,7 @@ def test_a_killed_process_is_replaced_and_a_client_sees_nothing(server: ServerPr
         for thread in threads:
             thread.join()
     assert failed == []
-    assert any("killed by SIGKILL" in line for line in server.log)
+    until(lambda: any("killed by SIGKILL" in line for line in server.log))
 
 
 def test_sighup_replaces_the_processes_one_by_one(server: ServerProcess, factor_file: Path) -> None:

@@ -135,7 +135,10 @@ def test_a_changed_file_is_served_again(serve: Serve, tmp_path: Path) -> None:
     server = serve(app, "--reload")
     with InferenceClient(server.address) as client:
         assert client.infer("lengths", {"text": ["abc"]})["length"].tolist() == [3]
-    app.write_text(_APP.replace("len(one) for", "100 + len(one) for"))
+    # At once, because the server may look at the file at any moment.
+    changed = tmp_path / "changed"
+    changed.write_text(_APP.replace("len(one) for", "100 + len(one) for"))
+    changed.rename(app)
     assert server.process.stdout is not None
     ready = json.loads(server.process.stdout.readline())
     with InferenceClient(ready["address"]) as client:

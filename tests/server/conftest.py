@@ -11,7 +11,7 @@ import pytest
 from support.models import small
 from support.models.controlled import ScriptedRepository
 from support.server.cpu_as_device import CountingDeviceMemory
-from support.server.rig import Load, Make, made_apps
+from support.server.rig import PATIENCE, Load, Make, made_apps
 from support.server.scripted_service import ServedTransport, opened
 from support.server.tokens import TOKENS, line
 
@@ -38,6 +38,16 @@ def check_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield folder / "tensorferry"
+
+
+@pytest.fixture(autouse=True)
+def patient_checks() -> Iterator[None]:
+    """Let the checks of a load take longer than a second, because the machine may be busy."""
+    defaults = LoadBudget.__init__.__defaults__
+    assert defaults is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoadBudget.__init__, "__defaults__", (PATIENCE, *defaults[1:]))
+        yield
 
 
 @pytest.fixture

@@ -76,6 +76,7 @@ def test_a_bug_between_two_answers_leaves_no_request_unanswered(make: Make, runn
     runner.release()
     for recorder in recorders:
         recorder.await_outcome()
+    assert journal.ended.acquire(timeout=PATIENCE)
     kinds = ["begin" if type(entry) is tuple and entry[0] == "begin" else entry for entry in journal.entries]
     end = ("end", ("begin", 3))
     assert kinds == ["begin", "answer", "answer", "BatcherError", end]

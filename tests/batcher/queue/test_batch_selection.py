@@ -10,7 +10,6 @@ from batcher.conftest import Make
 from support.batcher.rig import PATIENCE, new_request, occupy, result, rows
 
 from tensorferry.batcher import CloseReason
-from tensorferry.batcher.clock import MonotonicClock
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
@@ -20,8 +19,8 @@ def test_a_lone_request_never_waits_for_others(make: Make, clock: VirtualClock) 
     assert batcher.statistics().close_reasons == {CloseReason.IDLE: 2}
 
 
-def test_rows_fill_a_batch_not_requests(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner, 4)
+def test_rows_fill_a_batch_not_requests(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
+    batcher = make(runner, 4, clock=clock)
     occupy(batcher, runner)
     futures = [batcher.submit_rows(np.full(count, float(count))) for count in (3, 1, 2, 3, 1)]
     runner.open()
@@ -60,26 +59,26 @@ def test_waiting_for_a_running_batch_counts_for_the_window(
     assert clock.now() == 20
 
 
-def test_another_worker_takes_over_a_window_while_the_first_is_busy(make: Make) -> None:
-    """While requests are queued, a worker runs or waits for them.
-
-    On the real clock, because a virtual clock wakes every waiting thread, and so also the right
-    one.
-    """
+def test_another_worker_takes_over_a_window_while_the_first_is_busy(make: Make, clock: VirtualClock) -> None:
+    """While requests are queued, a worker runs or waits for them."""
     answered = threading.Event()
     seen: list[bool] = []
-    batcher = make(lambda x: x * 2, 4, 0.06, workers=2)
+    batcher = make(lambda x: x * 2, 4, 60.0, workers=2, clock=clock)
+    clock.await_sleepers(2)
     # The worker that waits for both is held in the completion of the request that expires first;
     # the two requests cannot share a batch.
     batcher.enqueue(
         new_request(
             [[1.0, 1.0]],
             lambda _: seen.append(answered.wait(PATIENCE)),
-            deadline=MonotonicClock().now() + 0.03,
+            deadline=30.0,
         )
     )
     living = batcher.submit(2.0)
     living.add_done_callback(lambda _: answered.set())
+    clock.advance(30)
+    clock.await_sleepers(until=60.0)
+    clock.advance(30)
     assert result(living) == 4
     assert batcher.drain()
     assert seen == [True]

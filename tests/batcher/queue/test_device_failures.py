@@ -77,7 +77,9 @@ def test_the_batch_is_run_again_when_the_device_is_back(make: Make, pipelined: b
     assert 1 <= statistics.retried <= 2
 
 
-def test_without_a_recovery_requeued_requests_run_at_once_first_and_in_order(make: Make) -> None:
+def test_without_a_recovery_requeued_requests_run_at_once_first_and_in_order(
+    make: Make, clock: VirtualClock
+) -> None:
     failures = [InstanceFailed("a hiccup")]
 
     def model_fn(x: Any) -> Any:
@@ -86,7 +88,8 @@ def test_without_a_recovery_requeued_requests_run_at_once_first_and_in_order(mak
         return x * 2
 
     runner = ScriptedRunner(model_fn, gated=True)
-    batcher = make(runner, 3)
+    # On the real clock, batches that take long make the batcher try smaller ones.
+    batcher = make(runner, 3, clock=clock)
     occupy(batcher, runner)
     sent = [enqueue(batcher, [float(tag)])[1] for tag in range(1, 7)]
     runner.open()
@@ -221,6 +224,9 @@ def test_a_run_that_does_not_return_is_given_up(make: Make, pipelined: bool) -> 
     batcher = make(runner, 1, pipelined=pipelined)
     sent = [enqueue(batcher, [float(tag)])[1] for tag in range(3)]
     runner.await_batches(1)
+    if pipelined:
+        # The second worker holds the next batch, which runs after the one that hangs.
+        until(lambda: len(batcher._workers._executors[0].in_flight) == 2)
     batcher.abort_hung_run(0, RunTimedOut("it hangs"))
     kinds = [recorder.await_outcome() and recorder.kind for recorder in sent]
     assert kinds == ["RunTimedOut", "InstanceFailed", "InstanceFailed"]

@@ -95,6 +95,8 @@ def test_after_a_failure_the_device_is_estimated_as_before(make: Make, clock: Vi
     batcher = make(model_fn, 4, clock=clock)
     for _ in range(20):
         result(batcher.submit(1.0))
+    # A worker learns a batch's time after the answer.
+    assert batcher.wait_idle()
     before = next(iter(batcher.statistics().buckets.values())).device
     assert error(batcher.submit(-1.0)) is not None
     assert batcher.drain(timeout=1e9)

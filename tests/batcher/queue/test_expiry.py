@@ -4,6 +4,7 @@ model.
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -87,6 +88,7 @@ def test_an_idle_worker_watches_deadlines_alone(make: Make, clock: Watched) -> N
     """The worker that waits for the end of the window wakes in time, so the request runs."""
     runner = ScriptedRunner()
     batcher = make(runner, 4, 100.0, clock=clock)
+    clock.await_sleepers(until=math.inf)
     future = batcher.submit(1.0, timeout=10.0)
     clock.await_sleepers(1)
     assert not any(until == 10.0 for until, _ in clock._sleepers), "its worker wakes before that"

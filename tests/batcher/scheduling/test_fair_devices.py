@@ -8,13 +8,13 @@ from batcher.conftest import Make
 from support.batcher.rig import Recorder, new_request, rows
 
 from tensorferry.batcher import ClientPolicy, InstanceFailed
-from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 FAIR = ClientPolicy(fair=True)
 MOST = 4
 
 
-def test_a_requeued_request_is_not_charged_again(make: Make) -> None:
+def test_a_requeued_request_is_not_charged_again(make: Make, clock: VirtualClock) -> None:
     """The requests of a failed batch run again at once, and their client is charged as if the batch
     had not failed.
     """
@@ -26,7 +26,7 @@ def test_a_requeued_request_is_not_charged_again(make: Make) -> None:
         return x
 
     runner = ScriptedRunner(model_fn, gated=True)
-    batcher = make(runner, MOST, clients=FAIR)
+    batcher = make(runner, MOST, clients=FAIR, clock=clock)
     recorders: list[Recorder] = []
 
     def send(client: str, tags: Sequence[int]) -> None:

@@ -123,9 +123,12 @@ def test_the_initial_state_may_be_any(make: Make) -> None:
     assert ask(batcher, 1, **START) == 80
 
 
-def test_requests_of_a_sequence_run_in_order_and_share_batches_with_those_of_others(make: Make) -> None:
+def test_requests_of_a_sequence_run_in_order_and_share_batches_with_those_of_others(
+    make: Make, clock: VirtualClock
+) -> None:
     runner = ScriptedRunner(running_total, gated=True)
-    batcher = make(runner)
+    # On the real clock, batches that take long make the batcher try smaller ones.
+    batcher = make(runner, clock=clock)
     _, busy = send(batcher, 0, "busy", **START)
     runner.await_batches(1)
     sent = [send(batcher, x, number, start=x == 1)[1] for x in (1, 2, 3) for number in ("a", "b", "c")]
@@ -511,10 +514,8 @@ def test_a_close_without_a_drain_fails_the_requests_that_wait(make: Make) -> Non
     first = send(batcher, 1, **START)[1]
     runner.await_batches(1)
     after = send(batcher, 1)[1]
-    closing = threading.Thread(target=batcher.close, kwargs={"drain": False})
-    closing.start()
+    assert not batcher.close(drain=False, timeout=0.0), "a worker runs the first"
     runner.open()
-    closing.join(PATIENCE)
     assert value(first) == 10
     assert isinstance(error_of(after), BatcherClosed)
 

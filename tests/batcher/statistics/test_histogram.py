@@ -8,7 +8,7 @@ import pytest
 from batcher.conftest import Make
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batcher.rig import occupy, result, takes
+from support.batcher.rig import occupy, reproducible, result, takes
 
 from tensorferry.batcher import BOUNDS, Histogram, interval_of
 from tensorferry.batcher.statistics.histogram import INTERVALS, spread
@@ -33,6 +33,7 @@ def test_an_interval_includes_its_upper_bound(seconds: float, interval: int) -> 
     assert interval_of(seconds) == interval
 
 
+@reproducible
 @given(st.lists(SECONDS, min_size=1, max_size=40), SECONDS)
 def test_spread_with_an_offset_counts_each_time_once(times: list[float], less: float) -> None:
     """In the right interval, except for rounding at a bound."""

@@ -13,9 +13,11 @@ import grpc
 import numpy as np
 import pytest
 from e2e.fixtures import Serve
+from e2e.test_metrics import scrape_until
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
+from polling import until
 from support.processes import faulty
 from support.processes.server import SERVER_PROCESSES, ServerProcess
 
@@ -27,6 +29,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 # A passing test never waits it out.
 PATIENCE = 60.0
 CLIENTS = 12
+PROCESSES = int(SERVER_PROCESSES or 1)
 
 
 def dial(server: ServerProcess) -> grpc.Channel:
@@ -158,29 +161,43 @@ def test_a_run_that_takes_too_long_is_ended_and_the_model_goes_on(serve_faulty: 
     with dial(server) as channel:
         health = Health(channel, "probe")
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        with pytest.raises(grpc.RpcError) as caught:
-            stub.ModelInfer(message(1.0, work=100_000_000), timeout=PATIENCE)
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert "the batch ran for longer than 2 s, which --run-timeout-seconds" in str(caught.value.details())
-        assert infer(stub, 2.0) == "right"
-        assert health.changes == [SERVING]
+
+        def goes_on() -> bool:
+            """Return whether the model is never not ready. A busy machine may not end the run in the second that it has."""
+            infer_when_ready(stub)
+            before = len(health.changes)
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.ModelInfer(message(1.0, work=100_000_000), timeout=PATIENCE)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            said = "the batch ran for longer than 2 s, which --run-timeout-seconds"
+            assert said in str(caught.value.details())
+            return infer(stub, 2.0) == "right" and len(health.changes) == before
+
+        until(goes_on)
 
 
 def test_a_run_that_does_not_end_turns_the_model_not_ready(serve_faulty: Serve, tmp_path: Path) -> None:
     release = tmp_path / "release"
-    server = serve_faulty("--run-timeout-seconds", "1", "--max-batch-size", "1", FAULTY_RELEASE=str(release))
+    options = ("--run-timeout-seconds", "1", "--max-batch-size", "1", "--metrics-port", "0")
+    server = serve_faulty(*options, FAULTY_RELEASE=str(release))
     with dial(server) as channel, ThreadPoolExecutor() as callers:
         health, whole = Health(channel, "probe"), Health(channel, "")
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        marks = [faulty.HANG, 1.0, 2.0, 3.0]
-        ended = [callers.submit(infer, stub, mark) for mark in marks]
+        hangs = callers.submit(infer, stub, faulty.HANG)
+        # Its time may be over before the page is read.
+        scrape_until(
+            server,
+            lambda found: (
+                found["tensorferry_running_requests"] == 1 or found["tensorferry_model_ready"] < PROCESSES
+            ),
+        )
+        queued = [callers.submit(infer, stub, mark) for mark in (1.0, 2.0, 3.0)]
         health.await_status(NOT_SERVING)
         whole.await_status(NOT_SERVING)
         assert not stub.ModelReady(pb.ModelReadyRequest(name="probe"), timeout=PATIENCE).ready
         assert not stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE).ready
-        ends = [future.result() for future in ended]
-        assert ends[0] == "DEADLINE_EXCEEDED"
-        assert set(ends[1:]) <= {"UNAVAILABLE", "right"}, "queued behind it, or run before"
+        assert hangs.result() == "DEADLINE_EXCEEDED"
+        assert {future.result() for future in queued} == {"UNAVAILABLE"}
         with pytest.raises(grpc.RpcError) as caught:
             stub.ModelInfer(message(4.0), timeout=PATIENCE)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

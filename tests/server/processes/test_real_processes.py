@@ -173,6 +173,7 @@ def test_start_and_clean_end(run: Run, tmp_path: Path) -> None:
     assert server.exit_status() == 0
     assert not server.living()
     assert list(tmp_path.iterdir()) == [module]
+    server.close()
     assert "SIGINT received: draining for at most 30 s" in server.log
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from tensorferry.server.inference.early_rejection import EarlyRejection
 from tensorferry.server.status import Status
 from tensorferry.server.transport.call_admission import Refusal
 from tensorferry.server.transport.inline_schedule import InlineSchedule
+from tensorferry.server.transport.lane import lane as lane_module
 from tensorferry.server.transport.lane.lane import Lane
 
 FULL = QueueFull("overload: come back later; retry in 0.25 s", 0.25, 0.001)
@@ -151,9 +151,10 @@ def test_the_polling_thread_pauses_only_with_a_single_model(
     assert bool(pauses) is not others
 
 
-def test_the_deadline_of_a_call_is_reduced_by_the_pause_before_it() -> None:
+def test_the_deadline_of_a_call_is_reduced_by_the_pause_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client counts its time from sending the call, the server from accepting it after the pause."""
-    now = time.time()
+    now = 1_700_000_000.0
+    monkeypatch.setattr(lane_module, "time", SimpleNamespace(time=lambda: now))
     pauses: list[float] = []
     left: list[float] = []
 
@@ -184,14 +185,14 @@ def test_the_deadline_of_a_call_is_reduced_by_the_pause_before_it() -> None:
         lane._unary_arrived(event)
         return left[-1]
 
-    assert arrives(now + 60) == pytest.approx(60, abs=1)
+    assert arrives(now + 60) == pytest.approx(60)
     assert lane._on_wakeup(now) == 0.0, "called again once the waiting events are handled"
     assert pauses == [0.5]
     lane._last_pause = 30.0
-    assert arrives(now + 60) == pytest.approx(30, abs=1)
+    assert arrives(now + 60) == pytest.approx(30)
     lane._core.queue.idle = False
     lane._on_wakeup(now)
-    assert arrives(now + 60) == pytest.approx(30, abs=1), "more such calls are waiting"
+    assert arrives(now + 60) == pytest.approx(30), "more such calls are waiting"
     lane._core.queue.idle = True
     assert lane._on_wakeup(now) == math.inf
-    assert arrives(now + 60) == pytest.approx(60, abs=1)
+    assert arrives(now + 60) == pytest.approx(60)

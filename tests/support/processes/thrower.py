@@ -45,4 +45,6 @@ def _ask(folder: Path, process: int, what: Any) -> Any:
         with connection.makefile("rw") as stream:
             stream.write(json.dumps(what) + "\n")
             stream.flush()
-            return json.loads(stream.readline())
+            if not (answer := stream.readline()):
+                raise ConnectionResetError(f"process {process} ended before it answered")
+            return json.loads(answer)

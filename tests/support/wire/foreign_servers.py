@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.processes.free_ports import free_ports
 from support.processes.server import environment
 from support.wire.programs import CLIENTS, needs
 
@@ -83,7 +83,8 @@ FOREIGN = {
 @contextmanager
 def started(foreign: Foreign, folder: Path) -> Iterator[str]:
     """Run a server until the block ends; yield its address once it is ready."""
-    ports = _free_ports()
+    grpc_port, http_port, metrics_port = free_ports(3)
+    ports = (grpc_port, http_port, metrics_port)
     variables = {**environment(), "PYTHONPATH": str(_HERE), "PYTHONUNBUFFERED": "1"}
     command = foreign.command(folder, ports)
     with running(command, variables, folder, os.sched_getaffinity(0), ports[0]) as server:
@@ -91,13 +92,3 @@ def started(foreign: Foreign, folder: Path) -> Iterator[str]:
         with InferenceClient(address) as client:
             assert client.wait_ready(_START_SECONDS), server.log()
         yield address
-
-
-def _free_ports() -> Ports:
-    with ExitStack() as stack:
-        numbers = []
-        for _ in range(3):
-            listener = stack.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            numbers.append(int(listener.getsockname()[1]))
-    return numbers[0], numbers[1], numbers[2]

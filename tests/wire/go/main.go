@@ -23,7 +23,7 @@ import (
 
 const (
 	wait       = 60 * time.Second // for what must come
-	slow       = 8000             // the probe's work: near a second
+	slow       = 24000            // the probe's work: some seconds
 	streamed   = 200
 	bad        = 11 // the place of the request in the stream that fails
 	concurrent = 100

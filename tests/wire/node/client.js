@@ -9,7 +9,7 @@ import loader from '@grpc/proto-loader'
 import { decode, encode, fromContents, hasContents, toContents } from './tensors.js'
 
 const WAIT = 60_000 // milliseconds, for what must come
-const SLOW = 8000 // the probe's work: near a second
+const SLOW = 24000 // the probe's work: some seconds
 const STREAMED = 200
 const BAD = 11 // the place of the request in the stream that fails
 const CONCURRENT = 100

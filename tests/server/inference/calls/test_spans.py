@@ -12,6 +12,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import SpanKind
+from polling import until
 from support.server.calling_models import World
 from support.server.rig import Replies, request, response_of
 from support.server.spans import SAMPLED, UNSAMPLED, Exported, of
@@ -38,8 +39,10 @@ def outer(x: Any) -> Any:
     return infer("middle", x=x)["y"]
 
 
-def spans_of_a_request(world: World, monkeypatch: pytest.MonkeyPatch, parent: str) -> dict[str, Any]:
-    """The spans of requests by name, of a request that needs all three models."""
+def spans_of_a_request(
+    world: World, monkeypatch: pytest.MonkeyPatch, parent: str, count: int
+) -> dict[str, Any]:
+    """So many spans of requests by name, of a request that needs all three models."""
     exporter = Exported()
     source = OpenTelemetrySource(
         SimpleSpanProcessor(exporter), sampler_of({}), Resource({}), SpanLimits(), "1", ResponseBatcher()
@@ -57,19 +60,24 @@ def spans_of_a_request(world: World, monkeypatch: pytest.MonkeyPatch, parent: st
     assert response_of(reply).id == "one"
     assert reply.trace is not None
     reply.trace.sent()
-    return {
-        span.name: span
-        for span in exporter.get_finished_spans()
-        if "tensorferry.request.id" in (span.attributes or {})
-    }
+
+    def spans() -> dict[str, Any]:
+        return {
+            span.name: span
+            for span in exporter.get_finished_spans()
+            if "tensorferry.request.id" in (span.attributes or {})
+        }
+
+    # A call's span ends after its answer.
+    return until(spans, lambda found: len(found) >= count)
 
 
 def test_a_call_is_a_span_below_that_of_the_calling_request(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spans = spans_of_a_request(world, monkeypatch, SAMPLED)
-    assert list(spans) == ["call inner", "call middle", "inference.GRPCInferenceService/ModelInfer"]
-    called, calling, whole = spans.values()
+    spans = spans_of_a_request(world, monkeypatch, SAMPLED, 3)
+    assert sorted(spans) == ["call inner", "call middle", "inference.GRPCInferenceService/ModelInfer"]
+    called, calling, whole = (spans[name] for name in sorted(spans))
     assert called.parent.span_id == calling.context.span_id
     assert calling.parent.span_id == whole.context.span_id
     assert (called.kind, calling.kind, whole.kind) == (SpanKind.INTERNAL, SpanKind.INTERNAL, SpanKind.SERVER)
@@ -84,4 +92,4 @@ def test_a_call_is_a_span_below_that_of_the_calling_request(
 def test_calls_of_requests_that_are_not_sampled_have_no_spans(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert spans_of_a_request(world, monkeypatch, UNSAMPLED) == {}
+    assert spans_of_a_request(world, monkeypatch, UNSAMPLED, 0) == {}

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from support.server.rig import reproducible
 
 from tensorferry.server.processes.functions.arrays import ArrayMemory, create_memory
 from tensorferry.server.processes.functions.values import digest_of_inputs, dumps, encode, loads
@@ -87,6 +88,7 @@ def assert_same(got: Any, expected: Any) -> None:
         assert got == expected
 
 
+@reproducible
 @given(VALUES)
 def test_any_value_arrives_unchanged(pair: Pair, value: Any) -> None:
     pair.writer.begin(1)
@@ -104,6 +106,7 @@ def test_arrays_of_a_run_stay_while_the_memory_grows(pair: Pair) -> None:
     assert pair.reader.begun == 8
 
 
+@reproducible
 @given(STRINGS)
 def test_equal_inputs_have_equal_hashes(strings: Any) -> None:
     copied = pickle.loads(pickle.dumps(strings))

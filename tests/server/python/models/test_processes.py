@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
+from tensorferry.server.processes.functions import worker_process
 from tensorferry.server.processes.functions.errors import ProcessDied
 from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.python.functions.app_file import import_app
@@ -141,8 +143,10 @@ def test_a_start_that_hangs_is_ended_too(instance: Instance, app: Path) -> None:
 
 
 def test_a_process_that_cannot_start_again_puts_its_instance_out_of_service(
-    instance: Instance, app: Path, caplog: pytest.LogCaptureFixture
+    instance: Instance, app: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now = 0.0
+    monkeypatch.setattr(worker_process, "time", SimpleNamespace(monotonic=lambda: now))
     instance.process.start()
     with pytest.raises(ProcessDied):
         instance.run(2, rows=(1, 1))
@@ -161,6 +165,7 @@ def test_a_process_that_cannot_start_again_puts_its_instance_out_of_service(
         recover()
     assert 0.0 < early.value.retry_after <= 0.1
     (app.parent / "ill").unlink()
+    now = 1.0
     until(lambda: _recovers(recover))
     assert instance.health.reason is None
     assert instance.run(0) == [0]
