@@ -68,19 +68,30 @@ class IdleWork:
         # Names and versions, so that no model is kept in memory that was unloaded.
         self._waiting: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
-        # Guards _child, so that no child is started after `end`. No waiting while it is held.
+        # Guards the fields below, so that nothing is started after `end`. No waiting while it is held.
         self._lock = threading.Lock()
         self._child: Child | None = None
+        self._may_start = False
         self._thread = new_thread("idle-work", self._run, ThreadKind.EXPENDABLE)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread once there is work."""
+        with self._lock:
+            self._may_start = True
+            self._start_if_needed_locked()
+
+    def _start_if_needed_locked(self) -> None:
+        if self._may_start and not self._closed.is_set() and not self._waiting.empty():
+            self._may_start = False
+            self._thread.start()
 
     def add(self, model: Model) -> None:
         """Work on a model with an `open_layout` or `open_checks` once it is idle, or on the one that serves in its place by then."""
-        if model.open_layout is not None or model.open_checks is not None:
-            self._waiting.put((model.name, model.version))
+        if model.open_layout is None and model.open_checks is None:
+            return
+        self._waiting.put((model.name, model.version))
+        with self._lock:
+            self._start_if_needed_locked()
 
     def end(self) -> None:
         """Load no model again, and end the child process. Idempotent."""
