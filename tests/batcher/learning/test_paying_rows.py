@@ -39,14 +39,14 @@ def best_rate(curve: Curve) -> float:
 class Callers:
     """Clients that always have a request queued, so that each batch is as large as the queue wants it."""
 
-    def __init__(self, count: int = 64, *, adaptive: bool = True, **options: object) -> None:
+    def __init__(self, count: int = 64, *, first: int = 1, adaptive: bool = True, **options: object) -> None:
         self.clock = VirtualClock()
         # That of the last batch.
         self.key = ""
         self._noise = random.Random(1)
         settings = BatcherSettings(MOST, adaptive=adaptive, **options)  # type: ignore[arg-type]
         self.queue = RequestQueue(settings, self.clock)
-        self.send(1)
+        self.send(first)
         self.run(rising)
         self.send(count)
 
@@ -88,6 +88,13 @@ def test_the_size_that_pays_is_found_within_ten_seconds(curve: Curve) -> None:
     callers = Callers()
     callers.rate(curve, 10)
     assert callers.rate(curve, 10) >= 0.97 * best_rate(curve)
+
+
+def test_the_size_that_pays_is_found_if_only_the_largest_has_run() -> None:
+    """Nothing is known of smaller sizes then: a burst of clients was the first load."""
+    callers = Callers(first=MOST)
+    callers.rate(rising, 15)
+    assert callers.rate(rising, 10) >= 0.97 * best_rate(rising)
 
 
 def test_answers_of_a_larger_batch_do_not_count_against_the_size_that_is_tried() -> None:
