@@ -274,6 +274,10 @@ class Batcher(Submitter):
         with self._completer.handed_out(displaced):
             self._completer.shed(displaced, why, self._queue.drain_time())
 
+    def check_answered(self, request: Request) -> None:
+        """Raise as `answer_without_run` does; the request is not counted."""
+        self._queue.check_answered(request)
+
     def answer_without_run(self, request: Request, outputs: Any) -> None:
         """Answer a request with these outputs, without running the model: one of no rows, or whose answer is known.
 

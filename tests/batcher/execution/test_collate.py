@@ -95,6 +95,11 @@ def test_large_requests_are_joined_in_order(dtype: Any) -> None:
     np.testing.assert_array_equal(join(requests_of(*arrays)), np.concatenate(arrays))
 
 
+@pytest.mark.parametrize("rows", [["a\x00", "b"], [[b"a\x00"], [b"\x00"]]])
+def test_strings_keep_the_nuls_at_their_ends(rows: Any) -> None:
+    assert join(requests_of(rows, rows)).tolist() == [*rows, *rows]
+
+
 def test_strings_of_different_lengths_share_a_batch(make: Make) -> None:
     runner = ScriptedRunner(lambda x: [len(str(text)) for text in x], gated=True)
     batcher = make(runner)

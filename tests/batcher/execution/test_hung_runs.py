@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 from batcher.conftest import Make
 from polling import until
-from support.batcher.rig import enqueue
+from support.batcher.rig import enqueue, reach
 
 from tensorferry.batcher import InstanceFailed, OutOfMemory, RunTimedOut
+from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.testing import ScriptedRunner
 
 
@@ -74,6 +76,34 @@ def test_a_request_that_hangs_in_a_part_of_its_batch_is_not_invited_to_retry(
     runner.open()
     assert batcher.close()
     assert [len(batch) for batch in runner.batches[2:]] == [2], "what has failed does not run"
+
+
+class HeldAppend(list[BatchAssignment]):
+    """A list whose `append` waits for `go_on`."""
+
+    def __init__(self, *assignments: BatchAssignment) -> None:
+        super().__init__(assignments)
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def append(self, work: BatchAssignment) -> None:
+        self.reached.set()
+        reach(self.go_on)
+        super().append(work)
+
+
+def test_a_batch_that_is_taken_as_a_run_is_aborted_does_not_wait_for_the_run(make: Make) -> None:
+    runner = ScriptedRunner(gated=True)
+    batcher = make(runner, 1, pipelined=True)
+    enqueue(batcher, [0.0])
+    runner.await_batches(1)
+    (executor,) = batcher._workers._executors
+    held = executor.in_flight = HeldAppend(*executor.in_flight)
+    _, recorder = enqueue(batcher, [1.0])
+    reach(held.reached)
+    batcher.abort_hung_run(0, RunTimedOut("hung"))
+    held.go_on.set()
+    assert isinstance(recorder.await_outcome().error, InstanceFailed)
+    runner.open()
 
 
 def test_a_split_request_that_hangs_in_its_first_part_is_not_invited_to_retry(make: Make) -> None:

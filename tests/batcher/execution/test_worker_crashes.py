@@ -12,6 +12,7 @@ from support.batcher.interleave import Interleaver
 from support.batcher.rig import Recorder, fails_below_zero, figures_add_up, new_request
 
 from tensorferry.batcher import Batcher, BatcherError, InstanceFailed, Request
+from tensorferry.batcher.queue.device_failures import DeviceFailures
 
 
 class World:
@@ -125,6 +126,58 @@ def test_after_a_crash_of_a_callback_each_request_ends_once_and_the_worker_goes_
     assert world.crashes == 1
     reason = "a worker ended unexpectedly (SystemExit) and is restarted"
     assert world.health == ([(0, reason, False), (0, None, False)] if restarted else [])
+
+
+def test_a_crash_is_reported_before_the_recovery_by_another_worker(world: World) -> None:
+    def slow(instance: int, reason: str | None, hopeless: bool) -> None:
+        if reason is not None:
+            world.interleaver.sleep(9.0)
+        world.note(instance, reason, hopeless)
+
+    def main() -> None:
+        world.falls_with = lambda batch: not world.crashes
+        assert world.outcome(world.send(1.0)) == [2.0]
+        world.interleaver.sleep(20.0)
+
+    world.run(main, pipelined=True, health=slow)
+    assert [reason is None for _, reason, _ in world.health] == [False, True]
+
+
+def test_a_crash_during_the_recovery_by_another_worker_is_over_with_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recovered = DeviceFailures.recovered
+    recovering: list[int] = []
+
+    def slow(failures: DeviceFailures, device: int) -> None:
+        recovering.append(device)
+        # Time moves once the other worker has crashed and waits for the end of the recovery.
+        world.interleaver.sleep(1.0)
+        recovered(failures, device)
+
+    def crash(batch: Sequence[Request]) -> bool:
+        if batch[0].rows == 1 and not world.crashes:
+            world.interleaver.wait(lambda: bool(recovering))
+            return True
+        return False
+
+    def model_fn(x: Any) -> Any:
+        world.interleaver.sleep(0.01)
+        if len(x) == 4 and not recovering:
+            raise InstanceFailed("broken", recover=lambda: None)
+        return fails_below_zero(x)
+
+    def main() -> None:
+        world.falls_with = crash
+        breaks, crashes = world.send(1.0, 2.0, 3.0, 4.0), world.send(5.0)
+        assert world.outcome(breaks) == [2.0, 4.0, 6.0, 8.0]
+        assert world.outcome(crashes) == [10.0]
+
+    monkeypatch.setattr(DeviceFailures, "recovered", slow)
+    monkeypatch.setattr(world, "model_fn", model_fn)
+    world.run(main, pipelined=True)
+    assert world.crashes == 1
+    assert [reason is None for _, reason, _ in world.health] == [False, True]
 
 
 def test_a_request_that_crashes_each_worker_runs_twice(world: World) -> None:

@@ -8,7 +8,16 @@ import pytest
 from support.batcher.pipelines import Puppets, add_one, answer, double, kind, send, send_here
 from support.batcher.rig import Recorder, new_request, reach, result
 
-from tensorferry.batcher import BatcherClosed, DeadlineExceeded, Outcome, Request, Stage, StageModel
+from tensorferry.batcher import (
+    BatcherClosed,
+    DeadlineExceeded,
+    InstanceFailed,
+    Outcome,
+    Request,
+    RunTimedOut,
+    Stage,
+    StageModel,
+)
 
 
 def test_draining_answers_what_is_in_any_stage(puppets: Puppets) -> None:
@@ -103,3 +112,15 @@ def test_empty_requests_are_answered_without_a_run(puppets: Puppets) -> None:
     with pytest.raises(BatcherClosed):
         pipeline.answer_without_run(Request((), recorder, names=("x",), rows=0, nbytes=0), {})
     assert pipeline.statistics().refusals == {"deadline": 1, "closed": 1}
+    first = pipeline.stage_statistics()["a"]
+    assert (first.accepted, first.answered, first.refused) == (0, 0, 0), "it gets none of them"
+
+
+def test_empty_requests_are_refused_while_no_device_of_the_first_stage_works(puppets: Puppets) -> None:
+    first = puppets.batcher("a", add_one)
+    pipeline = puppets.pipeline(Stage("a", first, {"in": "x"}, {"out": "y"}))
+    send(pipeline, [1])
+    puppets.runners["a"].await_batches(1)
+    first.abort_hung_run(0, RunTimedOut("hung"))
+    with pytest.raises(InstanceFailed):
+        pipeline.answer_without_run(Request((), Recorder(), names=("x",), rows=0, nbytes=0), {})

@@ -67,9 +67,10 @@ class BatchExecutor:
         # The requests that the model function runs now. Written with `_device_lock` held.
         self._running: Sequence[Request] | None = None
         # The current run was aborted and has not returned. `abort` writes it before it reads `_running`, a worker
-        # reads it after it has written `_running`: so at least one of them sees that the run is over.
+        # reads it after it has written `_running`: so at least one of them sees that the run is over. In the same way,
+        # at least one of them sees that a batch in `in_flight` waits for the run.
         self._aborted = False
-        # A worker crashed and the instance has not worked since.
+        # A worker crashed, and the health callback was not told that the instance works again.
         self._crashed = False
 
     def run(self, batch: Sequence[Request], work: BatchAssignment) -> BatchRun | None:
@@ -103,6 +104,9 @@ class BatchExecutor:
         step_ends: Sequence[tuple[str, float]] = ()
         join_start = ready = started = ended = now()
         try:
+            if self._aborted:
+                # No `NotRun`, because each request may come back once only while the run hangs.
+                raise InstanceFailed("the device hangs")
             joined = join(batch) if staged is None else staged.load(join(batch, staged.place))
             ready = now()
             with self._device_lock:
@@ -290,9 +294,12 @@ class BatchExecutor:
         """Note that a worker crashed."""
         self._crashed = True
 
-    def recovered(self) -> bool:
-        """Note that the function works; return whether a worker had crashed before."""
+    def recovered(self) -> None:
+        """Note that the function works."""
         self.recover = None
+
+    def had_crashed(self) -> bool:
+        """Return whether a worker has crashed since the last call."""
         crashed, self._crashed = self._crashed, False
         return crashed
 

@@ -67,10 +67,10 @@ class Worker:
         if hopeless:
             reason = f"workers end unexpectedly ({type(fault).__name__}), {self._crashes} times by now"
         failed = InstanceFailed(reason, seconds)
-        # Before the queue knows, because another worker may bring the device back at once.
+        # In this order, because another worker may bring the device back, and report that, as soon as the queue knows.
+        self._report_health(reason, hopeless=hopeless)
         executor.crashed()
         ended = self._queue.failures.worker_crashed(executor.index, seconds, failed if hopeless else None)
-        self._report_health(reason, hopeless=hopeless)
         _log.error(
             "%s: a worker ended unexpectedly; this is a bug. Another takes its place in %g s",
             self._name,
@@ -192,9 +192,10 @@ class Worker:
             _log.exception("%s: the recovery of a device raised; it is tried again", self._name)
             failed = InstanceFailed("the device failed and could not be brought back yet")
         else:
-            had_crashed = executor.recovered()
+            executor.recovered()
             self._queue.failures.recovered(executor.index)
-            if had_crashed:
+            # Only now, because a worker that crashes during the recovery begins no outage of its own.
+            if executor.had_crashed():
                 self._report_health(None)
             return
         queued = self._queue.failures.not_recovered(executor.index, failed)

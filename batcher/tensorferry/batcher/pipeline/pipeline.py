@@ -222,14 +222,16 @@ class Pipeline(Submitter):
             if not nested:
                 self._completing.discard(thread)
 
+    def check_answered(self, request: Request) -> None:
+        """Raise if the pipeline or a first stage could not accept a request; see `Batcher.check_answered`."""
+        self._runs.check_open()
+        for place in self.graph.first:
+            self.graph.stages[place].model().batcher.check_answered(request)
+
     def answer_without_run(self, request: Request, outputs: Any) -> None:
         """Answer a request with these outputs, without running anything; see `Batcher.answer_without_run`."""
         try:
-            self._runs.check_open()
-            for place in self.graph.first:
-                # Raises if the request could not be accepted.
-                probe = Request((), _ignore, names=None, rows=0, nbytes=0, deadline=request.deadline)
-                self.graph.stages[place].model().batcher.answer_without_run(probe, None)
+            self.check_answered(request)
         except BatcherError as error:
             self._counters.refused(error, request.rows_counted)
             raise
@@ -390,7 +392,3 @@ class Pipeline(Submitter):
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.name}: {len(self._runs.snapshot())} requests in {len(self.graph.stages)} stages>"
-
-
-def _ignore(outcome: Outcome) -> None:
-    """Completion of a request that only asks whether one would be accepted."""

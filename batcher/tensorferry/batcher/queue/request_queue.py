@@ -148,6 +148,11 @@ class RequestQueue:
                 wakeup.wake(now)
             return displaced, must_wake and not notify
 
+    def check_answered(self, request: Request) -> None:
+        """Raise as `put_answered` does."""
+        with self._lock:
+            self._admission.check_answered(request, self._clock.now())
+
     def put_answered(self, request: Request) -> None:
         """Accept a request that is answered without being run, and hand it out. Raises as `put` does."""
         with self._lock:

@@ -96,6 +96,7 @@ def test_a_batch_that_is_dropped_at_any_step_releases_its_memory(
 
     for _ in range(3):
         filled(1)
+        steps.load(filled(2))
         with pytest.raises(ModelFailedError):
             steps(steps.load(filled(77)))
         assert steps.fetch(steps(steps.load(filled(3))))["y"].tolist() == [[3], [3]]

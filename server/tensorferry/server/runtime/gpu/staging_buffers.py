@@ -6,8 +6,8 @@ whose addresses are bound once. `fetch` copies the outputs to the host block, re
 releases the slot. Only `compute` uses the device's kernels, so the batcher can load or fetch another batch meanwhile.
 
 A weak reference releases the host block when no array of it is left: no input, output or view. So a response may be
-sent late, and a batch that fails half-way leaks nothing. `place` returns None if too much memory is in use; the caller
-then uses its own memory.
+sent late. A batch that is dropped before `fetch` releases its slot. `place` returns None if too much memory is in use;
+the caller then uses its own memory.
 """
 
 from __future__ import annotations
@@ -147,9 +147,11 @@ _NO_LAYOUT = BatchLayout(TensorLayout((), (), (), 0, 0), (), None)
 class StagedBatch(dict[str, Array]):
     """Inputs of a batch, for the caller to fill. See `BatchLayout` for `layout`, `key` and `rows`."""
 
-    __slots__ = ("address", "key", "layout", "root", "rows", "slot")
+    __slots__ = ("_release", "address", "key", "layout", "root", "rows", "slot")
 
-    def __init__(self, batch_layout: BatchLayout, root: Any, address: int) -> None:
+    def __init__(
+        self, batch_layout: BatchLayout, root: Any, address: int, release: Callable[[StagedBatch], None]
+    ) -> None:
         self.layout = batch_layout.layout
         self.key = batch_layout.key
         self.rows = batch_layout.rows
@@ -157,7 +159,13 @@ class StagedBatch(dict[str, Array]):
         self.root = root
         self.address = address
         self.slot: DeviceSlot | None = None
+        self._release = release
         super().__init__([(place.spec.name, self.array(place)) for place in batch_layout.layout.inputs])
+
+    def __del__(self) -> None:
+        # A loaded batch does not run if its device fails or hangs before.
+        if self.slot is not None:
+            self._release(self)
 
     def array(self, place: TensorPlacement) -> Array:
         """Return a tensor without its padding rows."""
@@ -210,7 +218,7 @@ class StagingBuffers:
         # With the block's size instead of the layout's, because ctypes never frees an array type.
         root = (ctypes.c_ubyte * block.nbytes).from_address(block.address)
         weakref.finalize(root, self._host.release, block).atexit = False
-        return StagedBatch(batch_layout, root, block.address)
+        return StagedBatch(batch_layout, root, block.address, self._release)
 
     def _layout_for(self, given: Mapping[str, Shape], outputs: bool) -> BatchLayout | None:
         """Return the layout of batches with these shapes; None if the shapes do not fit the model."""
