@@ -141,6 +141,19 @@ def test_wait_ready_waits_for_a_server_that_starts() -> None:
     scripted.server.stop(None).wait()
 
 
+@both_clients
+async def test_wait_ready_goes_on_while_a_proxy_has_no_server(
+    server: ScriptedServer, kind: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("aio", "threads"):
+        monkeypatch.setattr(f"tensorferry.client.{package}.server_calls._PAUSE", 0.0)
+    server.servicer.failures = [grpc.StatusCode.UNAVAILABLE] * 8
+    client = kind(server.target)
+    assert await either(client, "wait_ready", 60)
+    await either(client, "close")
+    assert server.servicer.failures == []
+
+
 # Metadata
 
 

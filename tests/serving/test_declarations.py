@@ -96,6 +96,7 @@ def test_types_come_from_annotations() -> None:
         ({"workers": 0}, "workers is 0; it must be an integer of at least 1"),
         ({"processes": -1}, "processes is -1"),
         ({"max_batch_size": True}, "max_batch_size is True"),
+        ({"max_batch_size": 1 << 40}, "max_batch_size is 1099511627776; it must be at most 1048576"),
         ({"workers": 2, "processes": 2}, "give one of both"),
         ({"batched": False, "max_batch_size": 4}, "takes one row at a time"),
         ({"processes": 2, "steady": True}, "is not steady; leave out `steady`"),
@@ -170,6 +171,7 @@ def test_a_pipeline_is_made_of_steps_models_and_names() -> None:
     [
         ({"max_batch_size": "8"}, "max_batch_size is '8'; it must be an integer of at least 0"),
         ({"max_batch_size": True}, "max_batch_size is True"),
+        ({"max_batch_size": 1 << 40}, "max_batch_size is 1099511627776; it must be at most 1048576"),
         (
             {"pad_lengths": ("seq", [32, 16])},
             "pad_lengths is .*; it must be the name of an axis, and ascending",

@@ -26,6 +26,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+# The bound of --max-batch-size.
+_MOST_ROWS = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class RowPadding:
@@ -270,7 +273,7 @@ def onnx(
     file = Path(name_at(address) if address else path)
     named = name or file.name.removesuffix(".onnx")
     _check_name(named)
-    _check_integer(f"model {named!r}", "max_batch_size", max_batch_size, 0)
+    _check_integer(f"model {named!r}", "max_batch_size", max_batch_size, 0, _MOST_ROWS)
     lengths = None
     if pad_lengths is not None:
         lengths = _pad_lengths(named, pad_lengths)
@@ -371,9 +374,13 @@ def _check_name(name: str) -> None:
         )
 
 
-def _check_integer(what: str, setting: str, value: object, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+def _check_integer(what: str, setting: str, value: object, least: int, most: int | None = None) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise DeclarationError(f"{what}: {setting} is {value!r}; it must be an integer of at least {least}")
+    if most is not None and value > most:
+        raise DeclarationError(f"{what}: {setting} is {value}; it must be at most {most}")
 
 
 def _pad_lengths(model: str, given: tuple[str, Sequence[int]]) -> tuple[str, tuple[int, ...]]:
@@ -414,9 +421,9 @@ def _check_function(declared: FunctionModel) -> None:
     for setting, value, least in (
         ("workers", declared.workers, 1),
         ("processes", declared.processes, 0),
-        ("max_batch_size", declared.max_batch_size, 0),
     ):
         _check_integer(what, setting, value, least)
+    _check_integer(what, "max_batch_size", declared.max_batch_size, 0, _MOST_ROWS)
     if declared.processes and declared.workers > 1:
         raise DeclarationError(
             f"{what} has {declared.workers} workers and {declared.processes} processes; give one of both"

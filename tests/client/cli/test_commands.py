@@ -11,6 +11,7 @@ import pytest
 from client.calls import Output, refusal
 from client.scripted import ScriptedServer, model
 
+from tensorferry.client import InferenceClient
 from tensorferry.client.cli import bench, commands, infer
 
 
@@ -54,6 +55,19 @@ def test_an_error_is_one_line(server: ScriptedServer, capsys: Output) -> None:
     error = capsys.readouterr().err
     assert error.startswith("tensorferry models: 127.0.0.1:1: UNAVAILABLE: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [commands.ready, commands.models, bench.main])
+def test_ctrl_c_is_quiet(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch, command: Callable[[Sequence[str]], int]
+) -> None:
+    def interrupt(self: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(InferenceClient, "__enter__", interrupt)
+    monkeypatch.setattr(bench, "open_channel", interrupt)
+    assert command(["m"] if command is bench.main else []) == 130
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_reader_that_has_exited_is_no_error(

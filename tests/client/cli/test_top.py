@@ -385,3 +385,22 @@ def test_keys_and_a_resize_redraw_and_a_lost_server_is_found_again(
     terminal.type(key)
     terminal.await_text("\x1b[?1049l")
     assert terminal.process.wait(PATIENCE) == 0
+
+
+def test_sigterm_restores_the_terminal(terminal: Terminal) -> None:
+    terminal.await_text("lane transport")
+    terminal.process.terminate()
+    terminal.await_text("\x1b[?1049l")
+    assert terminal.process.wait(PATIENCE) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("waits", ["urllib.request.urlopen", "time.sleep"])
+def test_ctrl_c_before_the_status_is_shown_is_quiet(
+    site: Site, capsys: Output, monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    def interrupt(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"tensorferry.client.cli.top.{waits}", interrupt)
+    assert top.main([site.address, "--once"]) == 130
+    assert capsys.readouterr() == ("", "")

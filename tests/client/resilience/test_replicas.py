@@ -138,6 +138,15 @@ def test_retries_of_unavailable(
     assert server.servicer.calls == ["ModelInfer"] * attempts
 
 
+def test_a_registration_of_shared_memory_is_not_repeated(server: ScriptedServer) -> None:
+    with InferenceClient(server.target) as client:
+        client.metadata("digits")
+        server.servicer.failures = [grpc.StatusCode.UNAVAILABLE]
+        with pytest.raises(Unavailable), client.shared_memory("digits", rows=1):
+            pass
+    assert server.servicer.calls.count("SystemSharedMemoryRegister") == 1
+
+
 def test_a_large_request_is_retried(server: ScriptedServer) -> None:
     large = np.zeros((16_000, 8, 8), np.uint8)  # a megabyte: more than gRPC buffers by default
     server.servicer.failures = [grpc.StatusCode.UNAVAILABLE]

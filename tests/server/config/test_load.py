@@ -37,7 +37,7 @@ PARSERS: dict[str, tuple[list[tuple[str, Any]], list[str]]] = {
         ["", "0", "2147483648", "2 GiB", "-1", "1.5 GiB", "1 GB", "1 gib", "KiB"],
     ),
     "log-level": ([("debug", "debug"), ("ERROR", "error")], ["", "trace", "warn", "10"]),
-    "tls-key": ([("/var/t", Path("/var/t")), ("b c", Path("b c"))], ["", " "]),
+    "tls-key": ([("/var/t", Path("/var/t")), ("b c", Path("b c"))], ["", " ", "a\0"]),
     "host": (
         [("::1", "::1"), ("some-host.example", "some-host.example")],
         ["", "a b", "a/b", "a,b", "http://a"],
@@ -50,11 +50,12 @@ PARSERS: dict[str, tuple[list[tuple[str, Any]], list[str]]] = {
         ],
         ["", "null", "a.example", "https://a.example/", "https://*.a.example", "*,https://a.example"],
     ),
-    "model-repository": ([("a:/b c", (Path("a"), Path("/b c")))], ["", ":a", "a:", "a::b"]),
+    "model-repository": ([("a:/b c", (Path("a"), Path("/b c")))], ["", ":a", "a:", "a::b", "a:b\0"]),
     "custom-ops": (
         [("onnxruntime-extensions:/b c.so", ("onnxruntime-extensions", "/b c.so"))],
-        ["", ":a", "a:", "a::b"],
+        ["", ":a", "a:", "a::b", "a\0"],
     ),
+    "embeddings": ([("a,n=b", ("a", "n=b"))], ["", "a,", "a\0"]),
     "load-model": ([("*", ("*",)), ("a,b.c", ("a", "b.c"))], ["", "a,", "a b", "../a", "a,*", "-a"]),
     "device": (
         [("cpu", "cpu"), ("cuda", "cuda"), ("cuda:12,00", "cuda:12,0")],

@@ -164,6 +164,19 @@ def test_what_is_wrong_with_a_model_of_tritons_python_backend(
         served_repository.start("*")
 
 
+def test_a_model_that_cannot_be_served_is_finalized(
+    served_repository: ServedRepository, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its error is reported, not that of `finalize`."""
+    finalize = "    def finalize(self):\n        raise OSError('finalized')\n"
+    reshaped = TRITON_CONFIG.replace("dims: 3 }", "dims: 3 reshape { shape: [ 1, 3 ] } }")
+    served_repository.write_code("p", TRITON + finalize, reshaped)
+    with pytest.raises(StartError, match="specifies 2 dimensions"):
+        served_repository.start("*")
+    assert "OSError: finalized" in caplog.text
+    assert "During handling" not in caplog.text
+
+
 CONFIG = """
 backend: "python" max_batch_size: 4
 input { name: "x" data_type: TYPE_FP32 dims: 3 } output { name: "y" data_type: TYPE_FP32 dims: 3 }

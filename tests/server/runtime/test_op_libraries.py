@@ -50,6 +50,7 @@ def test_the_package_is_named_without_a_file(tmp_path: Path) -> None:
     ("given", "message"),
     [
         ("nowhere.so", "--custom-ops names 'nowhere.so', but there is no such file; give the path of a shared library"),
+        ("x" * 300, "--custom-ops names 'x*', which cannot be read: .*File name too long"),
         (".", "--custom-ops names '.', which is not a file; give the path of a shared library"),
         (__file__, "which ONNX Runtime cannot load: .*invalid ELF header; it must be a shared library for this machine"),
     ],

@@ -64,7 +64,9 @@ async def test_health_and_metadata(ask: Ask) -> None:
     assert not await ask("is_model_ready", "nobody")
     described = await ask("get_server_metadata")
     assert described["name"] == "tensorferry"
-    assert {"binary_tensor_data", "classification", "system_shared_memory"} < set(described["extensions"])
+    assert {"binary_tensor_data", "classification", "sequence", "system_shared_memory"} < set(
+        described["extensions"]
+    )
     for version in ("", "1"):
         metadata = await ask("get_model_metadata", "probe", version)
         assert (metadata["versions"], metadata["platform"]) == (["1"], "onnxruntime_onnx")

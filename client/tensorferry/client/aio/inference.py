@@ -31,9 +31,6 @@ T = TypeVar("T")
 class InferenceCalls(SharedMemoryCalls):
     """Inference over unary calls and streams, with retries."""
 
-    # Set by `close`; ends every wait before a retry.
-    _closing: waits.Closing
-
     async def infer(
         self,
         model: str,
@@ -261,8 +258,8 @@ class InferenceCalls(SharedMemoryCalls):
         if await self._closing.wait(delay):
             raise errors.closed_during_call(error.request_id) from error
 
-    async def _run(self, rpc: Rpc[T], context: CallContext, *, wait_for_ready: bool = False) -> T:
-        return rpc.decode(await self._call(rpc.method, rpc.message, context, wait_for_ready=wait_for_ready))
+    async def _run(self, rpc: Rpc[T], context: CallContext) -> T:
+        return rpc.decode(await self._call(rpc.method, rpc.message, context))
 
     async def _call(
         self,
@@ -270,7 +267,6 @@ class InferenceCalls(SharedMemoryCalls):
         request: object,
         context: CallContext,
         *,
-        wait_for_ready: bool = False,
         attempts: Attempts | None = None,
     ) -> Any:
         """Return the answer to a unary call, which is retried as the policy allows."""
@@ -279,7 +275,7 @@ class InferenceCalls(SharedMemoryCalls):
             options = self._call_options(context)
             call = getattr(attempts.next().stub, method)
             try:
-                answer = await self._begin(call, request, wait_for_ready=wait_for_ready, **options)
+                answer = await self._begin(call, request, **options)
             except grpc.RpcError as error:
                 failure = errors.from_rpc(error, context.request_id)
                 await self._wait(failure, error, attempts, context)

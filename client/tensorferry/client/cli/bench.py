@@ -19,6 +19,7 @@ import grpc
 from tensorferry.client import errors
 from tensorferry.client.cli.bench_flags import MODES, bench_parser, read_arguments
 from tensorferry.client.cli.inputs import without_inputs
+from tensorferry.client.cli.parser import INTERRUPTED
 from tensorferry.client.cli.random_values import random_array
 from tensorferry.client.cli.server_flags import connection_of
 from tensorferry.client.connection.channel import CallMetadata
@@ -40,7 +41,6 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc, tensors
 from tensorferry.protos.tensors import Array
 
-_INTERRUPTED = 130
 # Time for calls beside the load: metadata, and the first request, whose model may be cold; and statistics.
 _CALL_SECONDS, _STATISTICS_SECONDS = 60.0, 2.0
 
@@ -76,6 +76,8 @@ def main(argv: Sequence[str]) -> int:
             return _bench(arguments, target, server)
     except InvalidInput as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except InferenceError as error:
         print(f"{parser.prog}: {address}: {tables.plain(str(error))}", file=sys.stderr)
     except OSError as error:
@@ -96,7 +98,7 @@ def _bench(arguments: argparse.Namespace, target: Target, server: _Server) -> in
         interrupted = True
     if not results:
         print("tensorferry bench: interrupted before the first step had ended", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
     find: Condition | None = arguments.find_rate
     if find is not None:
         results.sort(key=lambda result: result.step.rate or 0.0)
@@ -119,7 +121,7 @@ def _bench(arguments: argparse.Namespace, target: Target, server: _Server) -> in
         result_file.write_report(arguments.html, contents, other, other_name)
     print("\n".join(lines))
     if interrupted:
-        return _INTERRUPTED
+        return INTERRUPTED
     if not any(result.answered for result in results):
         print("tensorferry bench: no request was answered", file=sys.stderr)
         return 1

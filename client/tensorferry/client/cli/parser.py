@@ -9,6 +9,9 @@ from typing import NoReturn
 
 from tensorferry.client.messages.printable import one_line
 
+# Exit code of a command that Ctrl-C ended: 128 and the number of SIGINT, as shells have it.
+INTERRUPTED = 130
+
 
 class CommandParser(argparse.ArgumentParser):
     """Argument parser that reports an error in one line, with the nearest known flag for an unknown one."""

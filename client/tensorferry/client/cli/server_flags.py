@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tensorferry.client.cli.parser import CommandParser
+from tensorferry.client.cli.parser import INTERRUPTED, CommandParser
 from tensorferry.client.connection.bearer import bearer
 from tensorferry.client.connection.channel import CallMetadata, Tls, call_metadata
 from tensorferry.client.connection.deadline import seconds_of
@@ -135,8 +135,19 @@ def call_server(
 ) -> int:
     """Run a command with a client of the server that the flags name; return the exit code.
 
-    InvalidInput exits with 2. Other errors of calls and of files return 1 after one line on stderr.
+    InvalidInput exits with 2. Other errors of calls and of files return 1 after one line on stderr. Ctrl-C returns 130.
     """
+    try:
+        return _called(parser, arguments, command)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _called(
+    parser: CommandParser,
+    arguments: argparse.Namespace,
+    command: Callable[[InferenceClient], None],
+) -> int:
     connection = connection_of(parser, arguments)
     try:
         client = InferenceClient(connection.targets, tls=connection.tls, metadata=connection.metadata)

@@ -21,7 +21,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
-from tensorferry.client.cli.parser import CommandParser
+from tensorferry.client.cli.parser import INTERRUPTED, CommandParser
 from tensorferry.client.cli.top_view import StatusSamples, lines_of
 from tensorferry.client.messages.printable import one_line
 
@@ -44,7 +44,10 @@ class StatusError(Exception):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Show the status until q or Ctrl-C; return 1, after one line on stderr, if the first read fails."""
+    """Show the status until q or Ctrl-C; return 1, after one line on stderr, if the first read fails.
+
+    Ctrl-C before the status is shown returns 130.
+    """
     parser = CommandParser(
         prog="tensorferry top",
         description="Show what a running server does: rates, latencies, queues, and its last batches. q ends it.",
@@ -81,6 +84,8 @@ def main(argv: Sequence[str]) -> int:
     except StatusError as error:
         print(f"tensorferry top: {one_line(str(error))}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
     if arguments.model is not None and arguments.model not in samples.models:
         known = ", ".join(samples.models) or "none"
         print(f"tensorferry top: there is no model {arguments.model!r}; there are: {known}", file=sys.stderr)
@@ -153,12 +158,14 @@ def _interval(text: str) -> float:
 
 def _once(url: str, samples: StatusSamples, arguments: argparse.Namespace) -> int:
     """Take a second sample, because rates need two, and print the status."""
-    time.sleep(arguments.interval)
     try:
+        time.sleep(arguments.interval)
         samples.add(read(url))
     except StatusError as error:
         print(f"tensorferry top: {one_line(str(error))}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
     # Lines are cut for terminals only.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
     for line in lines_of(samples, width, arguments.model, blocks=_blocks()):
@@ -214,7 +221,11 @@ def _screen() -> Iterator[Callable[[float], str]]:
     os.set_blocking(wakes, False)
     # A wakeup descriptor, because a signal just before the wait would not end the wait otherwise.
     waker = signal.set_wakeup_fd(wakes)
-    handler = signal.signal(signal.SIGWINCH, lambda received, frame: None)
+    handlers = {
+        signal.SIGWINCH: signal.signal(signal.SIGWINCH, lambda received, frame: None),
+        # Otherwise the process would end without leaving the alternate screen.
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda received, frame: sys.exit(128 + received)),
+    }
 
     def key(seconds: float) -> str:
         waited = [woken] if number is None else [woken, number]
@@ -235,7 +246,8 @@ def _screen() -> Iterator[Callable[[float], str]]:
         sys.stdout.flush()
         if number is not None and before is not None:
             termios.tcsetattr(number, termios.TCSADRAIN, before)
-        signal.signal(signal.SIGWINCH, handler)
+        for received, handler in handlers.items():
+            signal.signal(received, handler)
         signal.set_wakeup_fd(waker)
         os.close(woken)
         os.close(wakes)

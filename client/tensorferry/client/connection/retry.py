@@ -43,6 +43,7 @@ _NEVER_SENT = (
 )
 # Prefix of the parameters of sequence requests, whose model keeps state between requests.
 _SEQUENCE = "sequence_"
+_REGISTRATIONS = (pb.SystemSharedMemoryRegisterRequest, pb.CudaSharedMemoryRegisterRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,11 @@ def retry_of(retry: object) -> Retry:
 def is_repeatable(request: object) -> bool:
     """Return whether a call may be repeated even if a server has run it, wholly or in part.
 
-    True for every call but those of a sequence, and requests with several answers: all others read, or run a model without
-    state.
+    False for requests of a sequence, and those with several answers. False for registrations of shared memory, because a
+    second one fails with ALREADY_EXISTS. All other calls have the same effect if they run twice.
     """
+    if isinstance(request, _REGISTRATIONS):
+        return False
     return not isinstance(request, pb.ModelInferRequest) or not (
         takes_several(request) or any(name.startswith(_SEQUENCE) for name in request.parameters)
     )

@@ -20,7 +20,7 @@ from tensorferry.client.inflight import Outcome
 from tensorferry.client.messages import chunks, codec, rpcs
 from tensorferry.client.messages.codec import InferenceResult, Inputs, Outputs, Parameter, StreamRequest
 from tensorferry.client.messages.rpcs import Rpc
-from tensorferry.client.threads import stream, waits
+from tensorferry.client.threads import stream
 from tensorferry.client.threads.sequence import InferenceSequence
 from tensorferry.client.threads.shared_memory import SharedMemoryCalls
 from tensorferry.protos import inference_pb2 as pb
@@ -30,9 +30,6 @@ T = TypeVar("T")
 
 class InferenceCalls(SharedMemoryCalls):
     """Inference over unary calls and streams, with retries."""
-
-    # Set by `close`; ends every wait before a retry.
-    _closing: waits.Closing
 
     def infer(
         self,
@@ -259,8 +256,8 @@ class InferenceCalls(SharedMemoryCalls):
         if self._closing.wait(delay):
             raise errors.closed_during_call(error.request_id) from error
 
-    def _run(self, rpc: Rpc[T], context: CallContext, *, wait_for_ready: bool = False) -> T:
-        return rpc.decode(self._call(rpc.method, rpc.message, context, wait_for_ready=wait_for_ready))
+    def _run(self, rpc: Rpc[T], context: CallContext) -> T:
+        return rpc.decode(self._call(rpc.method, rpc.message, context))
 
     def _call(
         self,
@@ -268,7 +265,6 @@ class InferenceCalls(SharedMemoryCalls):
         request: object,
         context: CallContext,
         *,
-        wait_for_ready: bool = False,
         attempts: Attempts | None = None,
     ) -> Any:
         """Return the answer to a unary call, which is retried as the policy allows."""
@@ -277,7 +273,7 @@ class InferenceCalls(SharedMemoryCalls):
             options = self._call_options(context)
             call = getattr(attempts.next().stub, method)
             try:
-                answer = self._begin(call, request, wait_for_ready=wait_for_ready, **options)
+                answer = self._begin(call, request, **options)
             except grpc.RpcError as error:
                 failure = errors.from_rpc(error, context.request_id)
                 self._wait(failure, error, attempts, context)

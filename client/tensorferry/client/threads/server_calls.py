@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from tensorferry.client import errors
 from tensorferry.client.base import ClientBase
 from tensorferry.client.connection.context import CallContext, Headers
 from tensorferry.client.errors import DeadlineExceeded, Unavailable
@@ -21,12 +22,18 @@ from tensorferry.protos import inference_pb2 as pb
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", bound=Answer)
 
+# Seconds between two calls of `wait_ready`, after a proxy has answered for a server that it does not reach.
+_PAUSE = 0.25
+
 
 class ServerCalls(ClientBase):
     """Health, metadata, model control, statistics and settings."""
 
+    # Set by `close`; ends every wait before a retry.
+    _closing: waits.Closing
+
     @abstractmethod
-    def _run(self, rpc: Rpc[T], context: CallContext, *, wait_for_ready: bool = False) -> T:
+    def _run(self, rpc: Rpc[T], context: CallContext) -> T:
         """Make a call, which is retried as the policy allows."""
 
     def metadata(
@@ -79,24 +86,26 @@ class ServerCalls(ClientBase):
         """Wait until the server can be reached, then return whether it is ready.
 
         False if it cannot be reached in time. Use it for a server that is starting: the channel
-        connects as soon as the server listens. Of several targets, the first that answers
-        decides.
+        connects as soon as the server listens. The wait goes on if a proxy answers that the
+        server is unavailable. Of several targets, the first that answers decides.
 
         >>> client.wait_ready(timeout=30)
         True
         """
-        if len(self._endpoints) == 1:
-            return self._ask(rpcs.server_ready(), timeout, metadata, wait_for_ready=True)
         rpc = rpcs.server_ready()
         context = self._settings.of_call(metadata).begin(timeout)
         methods = [connection.stub.ServerReady for connection in self._endpoints]
-        try:
-            options = self._call_options(context)
+        while True:
+            try:
+                options = self._call_options(context)
+            except DeadlineExceeded:
+                return False
             answer = self._begin(waits.first_answer, methods, rpc.message, options)
-        except DeadlineExceeded:
-            # No time is left for a call.
-            return False
-        return answer is not None and rpc.decode(answer)
+            if answer is not None:
+                return rpc.decode(answer)
+            left = context.deadline.left()
+            if self._closing.wait(_PAUSE if left is None else min(left, _PAUSE)):
+                raise errors.closed_during_call()
 
     def models(
         self, *, ready: bool = False, timeout: float | None = None, metadata: Headers = ()
@@ -235,11 +244,9 @@ class ServerCalls(ClientBase):
                 raise error
         return answer
 
-    def _ask(
-        self, rpc: Rpc[bool], timeout: float | None, metadata: Headers, *, wait_for_ready: bool = False
-    ) -> bool:
+    def _ask(self, rpc: Rpc[bool], timeout: float | None, metadata: Headers) -> bool:
         context = self._settings.of_call(metadata).begin(timeout)
         try:
-            return self._run(rpc, context, wait_for_ready=wait_for_ready)
+            return self._run(rpc, context)
         except (Unavailable, DeadlineExceeded):
             return False

@@ -207,13 +207,14 @@ def one_of(*values: str) -> Parser[str]:
     return Parser(parse, f"{', '.join(values[:-1])} or {values[-1]}", metavar, metavar)
 
 
-def _parse_path(text: str) -> Path:
-    if not text.strip():
+def parse_path(text: str) -> Path:
+    """Return a path; ValueError for one that the system cannot have."""
+    if not text.strip() or "\0" in text:
         raise ValueError
     return Path(text)
 
 
-path = Parser(_parse_path, "a path", "path", "PATH")
+path = Parser(parse_path, "a path", "path", "PATH")
 
 
 def _parse_host(text: str) -> str:

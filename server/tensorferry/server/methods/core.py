@@ -13,7 +13,7 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.config_pbtxt.pbtxt import PLATFORM
 from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState
 
-_OWN_EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy")
+_OWN_EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy", "sequence")
 
 # Verdicts of models whose rows are independent, so that a request may be split.
 _INDEPENDENT = ("proved", "tested", "trusted")

@@ -11,7 +11,7 @@ from support.models import mixing, small
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.onnx.inspection.inspection import Inspection, Wanted, inspect_model
-from tensorferry.server.onnx.inspection.model_argument import find_model, source_in
+from tensorferry.server.onnx.inspection.model_argument import find_model, models_of_repository, source_in
 
 NOTHING = Wanted(measure=False)
 APP = """
@@ -120,6 +120,14 @@ def test_the_models_of_a_python_file_are_measured_through_their_batchers(tmp_pat
     assert found["m"].decision.verdict == "proved"
     assert found["both"].decision.verdict == "tested"
     assert found["both"].measured is not None
+
+
+def test_a_path_that_the_system_refuses_is_named(tmp_path: Path) -> None:
+    """As one below a directory that this process may not enter, which root may."""
+    model = tmp_path / ("x" * 300) / "m.onnx"
+    with pytest.raises(StartError, match=r"/m.onnx cannot be read: .*File name too long"):
+        find_model(str(model), {"device": "cpu"}, None)
+    assert models_of_repository(model) == []
 
 
 def test_the_share_of_padding_is_measured(tmp_path: Path) -> None:

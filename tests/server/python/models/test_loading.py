@@ -14,6 +14,7 @@ import pytest
 from tensorferry.server.errors import InvalidRequestError, StartError, StepFailedError
 from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.serving import (
+    BOOL,
     BYTES,
     FP32,
     INT64,
@@ -182,6 +183,19 @@ def test_a_list_of_other_numbers_is_a_wrong_return(load: LoadFunction, value: An
     )
     with pytest.raises(StartError, match="output 'y' is of type list, which is no array of UINT8"):
         load(declared)
+
+
+def test_every_byte_of_a_returned_boolean_is_0_or_1(load: LoadFunction) -> None:
+    """ONNX Runtime reads beyond its buffers if other bytes reach it."""
+
+    @model(inputs={"x": UINT8[-1]}, outputs={"y": BOOL[-1], "rows": BOOL[-1, -1]})
+    def mask(x: Any) -> Any:
+        return x.view(bool), [x[:2].view(bool) for _ in x]
+
+    given = np.array([2, 0, 1, 255], np.uint8)
+    answer = load(mask).batcher.submit_rows({"x": given}).result()
+    assert answer["y"].view(np.uint8).tolist() == [1, 0, 1, 1]
+    assert np.asarray(answer["rows"]).view(np.uint8).tolist() == [[1, 0]] * 4
 
 
 def test_a_function_that_refuses_random_input_is_checked_later(

@@ -8,23 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensorferry.server.config.option import OptionScope, option
-from tensorferry.server.config.parsers import Parser, one_of, path, positive_seconds, switch
+from tensorferry.server.config.parsers import Parser, one_of, parse_path, path, positive_seconds, switch
 from tensorferry.server.models.remote.url import RemoteUrl, is_remote, parse_repository
 from tensorferry.server.names import NAME
 
 
 def _parse_paths(text: str) -> tuple[Path, ...]:
-    if not all(parts := text.split(os.pathsep)):
-        raise ValueError
-    return tuple(map(Path, parts))
+    return tuple(map(parse_path, text.split(os.pathsep)))
 
 
 def _parse_repositories(text: str) -> tuple[Path | RemoteUrl, ...]:
     # A separator before "//" belongs to an address.
     parts = re.split(rf"{re.escape(os.pathsep)}(?!//)", text)
-    if not all(parts):
-        raise ValueError
-    return tuple(parse_repository(part) if is_remote(part) else Path(part) for part in parts)
+    return tuple(parse_repository(part) if is_remote(part) else parse_path(part) for part in parts)
 
 
 def _parse_model_names(text: str) -> tuple[str, ...]:
@@ -35,7 +31,7 @@ def _parse_model_names(text: str) -> tuple[str, ...]:
 
 
 def _parse_encoders(text: str) -> tuple[str, ...]:
-    if not all(parts := text.split(",")):
+    if not all(parts := text.split(",")) or "\0" in text:
         raise ValueError
     return tuple(parts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tensorferry.server.config.directory_advice import advice_for, models_in_directory
@@ -39,11 +39,18 @@ def find_model(
 
     `flags` are those of the command line, `file` that of --config. A model elsewhere is not fetched yet.
     """
-    if Path(model).is_dir():
+    # Not Path.is_dir, which raises if this process may not enter a directory above.
+    if os.path.isdir(model):
         source = source_in(Path(model))
     else:
         in_file = () if file is None else models_in(file)
         source = next((named for named in in_file if named.name == model), None) or model_source(model)
+        try:
+            # A file that does not exist is reported by the load.
+            with suppress(FileNotFoundError):
+                source.path.stat()
+        except OSError as error:
+            raise StartError(f"{source.path} cannot be read: {error}") from None
     # A Python file names its models itself.
     named = str(source.path) if source.path.suffix == PYTHON_SUFFIX else f"{source.name}={source.path}"
     if source.origin is not None:
@@ -54,7 +61,7 @@ def find_model(
 
 def models_of_repository(directory: Path) -> Sequence[str]:
     """Return the directories of a model repository's models; none if the directory is no repository, or is a model."""
-    if not directory.is_dir() or not models_in_directory(directory):
+    if not os.path.isdir(directory) or not models_in_directory(directory):
         return []
     return [str(directory / name) for name in Repository([directory]).names()]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
@@ -54,27 +55,28 @@ def load_function_step(
         declared, given_groups = configured(declared, given, source.name)
     signature = signature_of_function(declared)
     workers = _workers(declared, source)
-    checked = checked_answers if declared.streams else checked_call
-    calls = [checked(declared, signature, worker.call) for worker in workers]
-    set_load_stage("checking it by running it")
-    most = _most_rows(declared, config)
-    tried = _tried(declared.name, workers[0], _first_answer(calls[0]) if declared.streams else calls[0])
-    found = check_at_load(declared, signature, tried, min(most, config.max_queue_size))
-    decision = _decision(declared, config.batching, most, found)
-    decision = configured_decision(decision, given)
-    groups = given_groups or [
-        InstanceGroup(
-            ("cpu",) * len(calls),
-            ModelInstanceGroup(name=source.name, kind=ModelInstanceGroup.KIND_CPU, count=len(calls)),
-        )
-    ]
-    completed = complete_config(given, source, signature, decision, groups, config)
-    completed.platform = completed.backend = PYTHON
-    completed.model_transaction_policy.decoupled = declared.streams
-    if given.input or given.output:
-        check_tensors(completed, given, signature)
-    generated = not given.HasField("dynamic_batching")
-    settings = settings_of(completed, decision, groups, config, OrtOptions(), generated=generated)
+    with _closing_on_error(workers):
+        checked = checked_answers if declared.streams else checked_call
+        calls = [checked(declared, signature, worker.call) for worker in workers]
+        set_load_stage("checking it by running it")
+        most = _most_rows(declared, config)
+        tried = _tried(declared.name, workers[0], _first_answer(calls[0]) if declared.streams else calls[0])
+        found = check_at_load(declared, signature, tried, min(most, config.max_queue_size))
+        decision = _decision(declared, config.batching, most, found)
+        decision = configured_decision(decision, given)
+        groups = given_groups or [
+            InstanceGroup(
+                ("cpu",) * len(calls),
+                ModelInstanceGroup(name=source.name, kind=ModelInstanceGroup.KIND_CPU, count=len(calls)),
+            )
+        ]
+        completed = complete_config(given, source, signature, decision, groups, config)
+        completed.platform = completed.backend = PYTHON
+        completed.model_transaction_policy.decoupled = declared.streams
+        if given.input or given.output:
+            check_tensors(completed, given, signature)
+        generated = not given.HasField("dynamic_batching")
+        settings = settings_of(completed, decision, groups, config, OrtOptions(), generated=generated)
     load_seconds = time.monotonic() - started
     limits = RunLimits(watchdog, config.run_timeout, load_seconds)
     _log.info(
@@ -84,9 +86,10 @@ def load_function_step(
     def make_instance(number: int, health: InstanceHealth, health_index: int) -> StepInstance:
         process = workers[number].process
         instance = FunctionInstance(declared.name, calls[number], process, health, health_index, limits)
-        close = workers[number].close if process is None else process.close
         answers = instance.answers if declared.streams else None
-        return StepInstance(instance.run, instance.on_hang, close=close, process=process, answers=answers)
+        return StepInstance(
+            instance.run, instance.on_hang, close=workers[number].close, process=process, answers=answers
+        )
 
     return LoadedStep(
         name=source.name,
@@ -123,7 +126,11 @@ class _Worker(NamedTuple):
 def _workers(declared: FunctionModel, source: ModelSource) -> Sequence[_Worker]:
     """Return what runs each instance. StartError if the function, or a process, cannot be loaded."""
     if declared.takes_requests:
-        return [_of_requests(declared) for _ in range(declared.workers)]
+        loaded: list[_Worker] = []
+        with _closing_on_error(loaded):
+            for _ in range(declared.workers):
+                loaded.append(_of_requests(declared))
+        return loaded
     if not declared.processes:
         in_thread = _answers_in_thread if declared.streams else _in_thread
         return [in_thread(_bound(declared)) for _ in range(declared.workers)]
@@ -134,20 +141,34 @@ def _workers(declared: FunctionModel, source: ModelSource) -> Sequence[_Worker]:
         )
         for number in range(declared.processes)
     ]
-    try:
-        # At the same time, because imports may take seconds.
-        with ThreadPoolExecutor(len(processes)) as starts:
-            for started in [starts.submit(process.start) for process in processes]:
+    workers = [
+        _Worker(_answers_in(process) if declared.streams else process.run, process, process.close)
+        for process in processes
+    ]
+    # At the same time, because imports may take seconds.
+    with _closing_on_error(workers), ThreadPoolExecutor(len(processes)) as starts:
+        for started in [starts.submit(process.start) for process in processes]:
+            try:
                 started.result()
-    except BaseException as error:
-        for process in processes:
-            process.close()
-        if isinstance(error, ProcessNotStarted):
-            raise StartError(error.reason) from None
+            except ProcessNotStarted as error:
+                raise StartError(error.reason) from None
+    return workers
+
+
+@contextmanager
+def _closing_on_error(workers: Sequence[_Worker]) -> Iterator[None]:
+    """Close workers if the load fails, because no instance of the model then does."""
+    try:
+        yield
+    except BaseException:
+        for worker in workers:
+            try:
+                worker.close()
+            except Exception as error:
+                # The failed load, which is reported by itself.
+                error.__context__ = None
+                _log.warning("closing a model that failed to load raised:\n%s", traceback_text(error))
         raise
-    if declared.streams:
-        return [_Worker(_answers_in(process), process) for process in processes]
-    return [_Worker(process.run, process) for process in processes]
 
 
 def _of_requests(declared: FunctionModel) -> _Worker:

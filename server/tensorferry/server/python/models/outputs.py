@@ -147,13 +147,20 @@ def _stored(spec: TensorSpec, array: Array) -> Array:
                         f"output {spec.name!r} has an element of type {type(element).__name__}; elements of BYTES and STRING "
                         "are bytes or str"
                     )
-        return array
+        return _zeros_and_ones(array) if array.dtype == bool else array
     if not spec.datatype.size and array.dtype.kind in "SU":
         return array.astype(object)
     raise WrongOutputs(
         f"output {spec.name!r} has dtype {array.dtype}, and is declared as {spec.datatype.name}: convert it with "
         f".astype({str(storage)!r})"
     )
+
+
+def _zeros_and_ones(array: Array) -> Array:
+    """Return an array of booleans whose bytes are 0 or 1: a copy if a byte is larger, as in a view of other numbers."""
+    # ONNX Runtime counts such bytes as they are, and then reads beyond its buffers.
+    octets = array.view(np.uint8)
+    return octets.astype(bool) if octets.max(initial=0) > 1 else array
 
 
 def _fits(spec: TensorSpec, shape: tuple[int, ...]) -> bool:

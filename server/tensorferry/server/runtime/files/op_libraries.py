@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
@@ -91,7 +92,7 @@ def replacing_library(libraries: Sequence[OpLibrary]) -> OpLibrary | None:
 def _server_library(given: str) -> OpLibrary:
     named_by = f"--custom-ops names {given!r}"
     path = Path(given)
-    if path.is_file():
+    if _is_file(path, named_by):
         return OpLibrary(path.absolute(), named_by)
     if given.replace("_", "-") == EXTENSIONS:
         return _extensions(named_by)
@@ -99,6 +100,16 @@ def _server_library(given: str) -> OpLibrary:
         f"{named_by}, {'which is not a file' if path.exists() else 'but there is no such file'}; give the path of a "
         f"shared library (.so), or {EXTENSIONS} for the operators of that package"
     )
+
+
+def _is_file(path: Path, named_by: str) -> bool:
+    try:
+        return S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        # Such as a directory that this process may not enter.
+        raise StartError(f"{named_by}, which cannot be read: {error}") from None
 
 
 def _extensions(named_by: str) -> OpLibrary:
@@ -134,7 +145,7 @@ def _libraries_in(config: ModelConfig, source: ModelSource) -> Iterator[OpLibrar
     for name in config.model_operations.op_library_filename:
         named_by = f"the configuration of model {source.name!r} has op_library_filename {name!r}"
         # An absolute path replaces the directory before it.
-        found = next((place / name for place in places if (place / name).is_file()), None)
+        found = next((place / name for place in places if _is_file(place / name, named_by)), None)
         if found is not None:
             yield OpLibrary(found.absolute(), named_by)
         elif name.replace("_", "-") == EXTENSIONS:
