@@ -146,5 +146,8 @@ def values_of(tensors: Any, raws: Any) -> dict[str, tuple[tuple[int, ...], bytes
         else:
             array = decode_contents(tensor.contents, kind, tensor.shape)
         data = b"\0".join(array.reshape(-1).tolist()) if kind.name == "BYTES" else array.tobytes()
+        if kind.name == "BOOL" and not tensor.name.endswith("_out"):
+            # The server takes each byte of an input other than 0 as true.
+            data = (array.view(np.uint8) != 0).tobytes()
         found[tensor.name] = tuple(tensor.shape), data
     return found
