@@ -73,6 +73,14 @@ def test_a_model_needs_an_input_of_its_clients(load: Load) -> None:
         load(lambda path: small.written(path, text), state=(("x", "y"),))
 
 
+def test_a_model_needs_an_output_for_its_clients(load: Load) -> None:
+    text = "(float[N, 2] x, float[N, 2] past) => (float[N, 2] next) { next = Add (x, past) }"
+    with pytest.raises(
+        StartError, match="has only states as outputs; leave one for the clients out of --state"
+    ):
+        load(lambda path: small.written(path, text), state=(("past", "next"),))
+
+
 def test_a_function_has_no_states(tmp_path: Path) -> None:
     app = tmp_path / "app.py"
     app.write_text(

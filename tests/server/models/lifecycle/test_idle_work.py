@@ -26,6 +26,7 @@ from tensorferry.server.onnx.measuring.core_layouts import LayoutTime
 from tensorferry.server.onnx.measuring.measurements import Measurements
 from tensorferry.server.onnx.measuring.measuring_child import MeasuredModel
 from tensorferry.server.runtime.checks.load_budget import LoadBudget
+from tensorferry.serving import pipeline
 
 AUTO = ServerConfig(models=(), device="cpu", instances=None)
 ONE = ServerConfig(models=(), device="cpu")
@@ -144,6 +145,46 @@ def test_a_comparison_is_given_up_for_requests_and_finished_later(serve: Callabl
     assert [model.batching_verdict for model in server.loaded] == ["refused", "refused", "tested"]
 
 
+def test_a_model_stays_if_steps_of_another_could_not_use_what_was_found(
+    serve: Callable[..., Server], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve(make=mixing.hashed, config=ONE, new_budget=no_time)
+    source = ModelSource("p", tmp_path / "app.py", declaration=pipeline("p", "m", outputs=["y"]))
+    get, step = server.registry.get, server.registry.step_model
+    user = load_model(source, replace(server.context, get_model=get, step_model=step))
+    server.registry.mark_ready(user)
+    server.idle.start()
+    until(lambda: "steps of model 'p' could not use it any more: it has an axis of rows now" in caplog.text)
+    assert server.registry.serves("p")
+    assert server.replaced == []
+    user.batcher.close()
+
+
+def test_a_model_stays_if_its_files_have_changed(
+    serve: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator who writes a new file decides when it is loaded."""
+    server = serve(make=mixing.hashed, config=ONE, new_budget=no_time)
+    small.twice(server.source.path)
+    server.idle.start()
+    until(lambda: "its files have changed since it was loaded" in caplog.text)
+    assert server.replaced == []
+
+
+def test_work_goes_on_after_an_error_of_the_system(serve: Callable[..., Server]) -> None:
+    server = serve(make=mixing.hashed, config=ONE, new_budget=no_time)
+    server.idle.add(server.model)
+    errors = [OSError(24, "Too many open files")]
+
+    def fail_once() -> None:
+        if errors:
+            raise errors.pop()
+
+    server.while_loaded = fail_once
+    server.idle.start()
+    until(lambda: server.model.batching_verdict == "tested")
+
+
 def test_a_better_layout_serves_and_later_loads_use_it_at_once(
     serve: Callable[..., Server], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,6 +234,16 @@ def test_a_model_with_variable_axes_is_measured_with_the_lengths_of_its_last_req
     infer(InferenceService(server.registry), request({"x": fp32(1, 7)}))
     until(lambda: server.measured)
     assert server.measured[0].lengths == {"width": 7}
+
+
+def test_lengths_of_tensors_whose_batch_axis_is_not_the_first_are_known(serve: Callable[..., Server]) -> None:
+    text = "(float[1, 3] x, float[len, 1, 3] state) => (float[len, 1, 3] y) { sum = CumSum (state, zero) y = Add (x, sum) }"
+    server = serve(make=lambda path: small.written(path, text, zero=0))
+    assert server.model.signature.batch_axes == {"state": 1, "y": 1}
+    server.idle.start()
+    infer(InferenceService(server.registry), request({"x": fp32(1, 3), "state": fp32(7, 1, 3)}))
+    until(lambda: server.measured)
+    assert server.measured[0].lengths == {"len": 7}
 
 
 def test_a_model_that_was_replaced_meanwhile_stays(serve: Callable[..., Server]) -> None:

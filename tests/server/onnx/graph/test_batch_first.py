@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from server.onnx.graph.build import model as graph
 from server.onnx.graph.test_free_rows import TRAPS, saved, weights
 
 from tensorferry.server.onnx.graph.rewriting.batch_first import batch_first as batch_first_in_time
@@ -102,3 +103,33 @@ def test_a_graph_inside_a_node_uses_the_moved_input(tmp_path: Path) -> None:
     (got,) = onnxruntime.InferenceSession(tmp_path / "first.onnx").run(None, {"x": x})
     (right,) = onnxruntime.InferenceSession(path).run(None, {"x": np.moveaxis(x[1:2], 0, 1)})
     np.testing.assert_allclose(np.moveaxis(got[1:2], 0, 1), right, rtol=1e-5, atol=1e-6)
+
+
+def test_a_target_that_depends_on_a_length_is_not_replaced_by_that_of_one_length(tmp_path: Path) -> None:
+    text = """g (float[length, 1, 4] x) => (float[1, 1] y) {
+        turned = Transpose <perm = [1, 0, 2]> (x) shape = Shape (x) length = Gather (shape, zero)
+        long = Greater (length, ten) target = If (long) <
+            then_branch = a () => (int64[3] p) { p = Identity (pairs) },
+            else_branch = b () => (int64[3] f) { f = Identity (fours) }>
+        cut = Reshape (turned, target) most = ReduceMax <axes = [1], keepdims = 0> (cut)
+        y = ReduceSum <keepdims = 1> (most, one)
+    }"""
+    numbers = {"ten": np.int64(10), "pairs": np.array([1, -1, 2]), "fours": np.array([1, -1, 4])}
+    path = tmp_path / "m.onnx"
+    onnx.save(graph(text, 17, {"zero": 0, "one": np.array([1]), **numbers}), path)
+    with pytest.raises(NotFreed):
+        batch_first(path)
+
+
+def test_an_output_whose_rank_depends_on_a_length_is_not_moved(tmp_path: Path) -> None:
+    """Its Transpose would fail for the other lengths, which the file takes."""
+    text = """g (float[length, 1, 4] x) => (float y) {
+        shape = Shape (x) length = Gather (shape, zero) long = Greater (length, ten) y = If (long) <
+            then_branch = a () => (float[?, ?, ?] squares) { squares = Mul (x, x) },
+            else_branch = b () => (float[?, ?] sums) { sums = ReduceSum <keepdims = 0> (x, last) }>
+    }"""
+    made = graph(text, 17, {"zero": 0, "ten": np.int64(10), "last": np.array([2])})
+    made.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(made, tmp_path / "m.onnx")
+    with pytest.raises(NotFreed, match="output y has another rank or batch axis for other lengths"):
+        batch_first(tmp_path / "m.onnx")

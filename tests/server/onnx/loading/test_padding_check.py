@@ -65,7 +65,15 @@ def test_pad_values_have_the_datatype_of_the_input(datatype: str, text: str, val
 
 @pytest.mark.parametrize(
     ("datatype", "text"),
-    [("BOOL", "2"), ("UINT8", "256"), ("INT64", ""), ("FP16", "1e6"), ("FP32", "1e40"), ("BF16", "zero")],
+    [
+        ("BOOL", "2"),
+        ("UINT8", "256"),
+        ("INT64", ""),
+        ("FP16", "1e6"),
+        ("FP32", "1e40"),
+        ("BF16", "zero"),
+        ("BF16", "1e40"),
+    ],
 )
 def test_pad_values_outside_the_datatype_are_refused(datatype: str, text: str) -> None:
     with pytest.raises(StartError) as caught:

@@ -132,6 +132,27 @@ def test_weights_in_another_file_are_found(load: Load) -> None:
     assert load(external).batching == REWRITTEN
 
 
+def with_weights(path: Path, factor: float) -> Path:
+    path.parent.mkdir()
+    text = "(float[1, 3] x) => (float[1, 3] y) { y = Mul (x, w) }"
+    model = onnx.load(small.written(path, text, w=np.full(3, factor, np.float32)))
+    onnx.save(model, path, save_as_external_data=True, size_threshold=0, location="weights")
+    return path
+
+
+def test_a_written_copy_replaces_no_weights_of_another_model(tmp_path: Path) -> None:
+    """The first copy has its model's own weights, by a link."""
+    one, two = (with_weights(tmp_path / name / "m.onnx", factor) for name, factor in (("1", 1.0), ("2", 2.0)))
+    (tmp_path / "copies").mkdir()
+    for _ in range(2):
+        inspected(one, write_batched=tmp_path / "copies" / "one.onnx")
+    with pytest.raises(StartError, match=r"weights would replace .*weights, which is another file"):
+        inspected(two, write_batched=tmp_path / "copies" / "two.onnx")
+    with pytest.raises(StartError, match="is the name of its weights file"):
+        inspected(one, write_batched=tmp_path / "1" / "weights")
+    assert np.frombuffer((tmp_path / "1" / "weights").read_bytes(), np.float32).tolist() == [1, 1, 1]
+
+
 def inspected(path: Path, **wanted: Any) -> Inspection:
     source = ModelSource(path.stem, path)
     (found,) = inspect_model(source, ServerConfig((source,), device="cpu"), Wanted(measure=False, **wanted))

@@ -10,7 +10,7 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
 from functools import partial
 
@@ -20,6 +20,7 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ServerError, StartError
 from tensorferry.server.models.lifecycle.loader import declared_onnx
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.onnx.graph.model_file import external_files
 from tensorferry.server.onnx.loading.chosen_layout import ChosenLayout
 from tensorferry.server.onnx.loading.preparation import PreparedModel, prepare_model
 from tensorferry.server.onnx.measuring.core_layouts import LAYOUT_RULE, Layout, LayoutTime, better_layout
@@ -67,6 +68,8 @@ class IdleWork:
         self._idle_seconds = idle_seconds
         # Names and versions, so that no model is kept in memory that was unloaded.
         self._waiting: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        # What was seen of their files when they were loaded. Each operation is atomic.
+        self._files: dict[tuple[str, str], Hashable] = {}
         self._closed = threading.Event()
         # Guards the fields below, so that nothing is started after `end`. No waiting while it is held.
         self._lock = threading.Lock()
@@ -87,8 +90,10 @@ class IdleWork:
 
     def add(self, model: Model) -> None:
         """Work on a model with an `open_layout` or `open_checks` once it is idle, or on the one that serves in its place by then."""
-        if model.open_layout is None and model.open_checks is None:
+        source = model.open_checks or model.open_layout
+        if source is None:
             return
+        self._files[model.name, model.version] = _files_of(source)
         self._waiting.put((model.name, model.version))
         with self._lock:
             self._start_if_needed_locked()
@@ -113,7 +118,8 @@ class IdleWork:
             try:
                 if not self._work(*which):
                     self._waiting.put(which)
-            except (ServerError, StartError) as error:
+            # An OSError is for instance that no process can be started now.
+            except (ServerError, StartError, OSError) as error:
                 _log.warning("model %s stays as it is: %s", which[0], error)
 
     def _work(self, name: str, version: str) -> bool:
@@ -150,14 +156,30 @@ class IdleWork:
             source.name,
             replacement.batching,
         )
-        self._let_serve(model, replacement)
-        return replacement.open_layout is None
+        return not self._let_serve(source, model, replacement) or replacement.open_layout is None
 
-    def _let_serve(self, model: Model, replacement: Model) -> bool:
-        replaced = self._replace(model, replacement)
+    def _let_serve(self, source: ModelSource, model: Model, replacement: Model) -> bool:
+        reason = self._reason_to_keep(source, replacement)
+        if reason:
+            _log.warning("model %s stays as it is, because %s", model.name, reason)
+        replaced = not reason and self._replace(model, replacement)
         if not replaced:
             _end(replacement)
         return replaced
+
+    def _reason_to_keep(self, source: ModelSource, replacement: Model) -> str:
+        """Return why a model must not be replaced; "" if it may."""
+        name, version = replacement.name, replacement.version
+        if _files_of(source) != self._files.get((name, version)):
+            return "its files have changed since it was loaded; load it again"
+        for user in self._registry.users(name):
+            for used in user.uses:
+                reason = used.name == name and used.incompatibility(
+                    replacement.signature, replacement.batcher, batched=replacement.batched
+                )
+                if reason:
+                    return f"steps of model {user.name!r} could not use it any more: {reason}"
+        return ""
 
     def _choose_layout(self, source: ModelSource, model: Model, before: int) -> bool:
         """Measure a model's layouts, and let it serve in the best; return False if it is to be measured later.
@@ -202,7 +224,7 @@ class IdleWork:
         if layouts.open:
             _log.warning(_KEPT, source.name, "the cache of checks cannot be written; give it a directory")
             return
-        if self._let_serve(model, self._load(source, LoadBudget)):
+        if self._let_serve(source, model, self._load(source, LoadBudget)):
             _log.info("model %s: --instances auto: %s", source.name, _described(one, better))
 
     def _accepted(self) -> int:
@@ -223,6 +245,19 @@ def _end(model: Model) -> None:
     model.release()
 
 
+def _files_of(source: ModelSource) -> Hashable:
+    """Return what changes with a model's file and its weights in other files; None if they cannot be read."""
+    path, declared = source.path, source.declaration
+    if isinstance(declared, OnnxModel) and not declared.address:
+        path = path.parent / declared.path
+    try:
+        files = [path, *(path.parent / name for name in sorted(external_files(path)))]
+        found = [each.stat() for each in files]
+    except OSError:
+        return None
+    return tuple([(each.st_size, each.st_mtime_ns, each.st_ino) for each in found])
+
+
 def _lengths_of_last_request(model: Model) -> Mapping[str, int]:
     """Return the lengths of the inputs' variable axes by name, as the last request that can share a batch had them."""
     keys = [key for key in model.batcher.statistics().buckets if isinstance(key, tuple)]
@@ -233,8 +268,7 @@ def _lengths_of_last_request(model: Model) -> Mapping[str, int]:
     lengths = {}
     for spec, shape in zip(model.signature.inputs, shapes, strict=False):
         if spec.has_row_axis:
-            dims = spec.dims[: spec.batch_axis] + spec.dims[spec.batch_axis + 1 :]
-            named = zip(dims, shape, strict=False)
+            named = zip(spec.dims[1:], shape, strict=False)
             lengths.update({dim: length for dim, length in named if isinstance(dim, str) and dim})
     return lengths
 

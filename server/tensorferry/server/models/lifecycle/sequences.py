@@ -64,6 +64,10 @@ def with_sequences(
     kept = _for_clients(signature, configured)
     if not any(spec.has_row_axis for spec in kept.inputs) and batched:
         raise StartError(f"model {name!r} has only states as inputs; leave one for the clients out of {what}")
+    if not kept.outputs:
+        raise StartError(
+            f"model {name!r} has only states as outputs; leave one for the clients out of {what}"
+        )
     limits = SequenceLimits(config.max_sequences, config.max_state_bytes, configured.idle_seconds)
     sequences = DeclaredSequences(tuple(tensors), controls, limits)
     described = config_for_clients(step.config, source, configured)

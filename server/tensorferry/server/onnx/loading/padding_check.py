@@ -103,15 +103,13 @@ def _value(spec: TensorSpec, text: str) -> Any:
 def _parse(datatype: Datatype, text: str) -> Any:
     if datatype.name == "BOOL":
         return {"0": False, "false": False, "1": True, "true": True}[text.lower()]
-    if datatype.name == "BF16":
-        return array_of_floats(float(text), datatype)
-    kind = datatype.storage
+    kind = np.dtype("<f4") if datatype.name == "BF16" else datatype.storage
     if kind.kind == "f":
         with np.errstate(over="ignore"):
             value = kind.type(float(text))
         if np.isinf(value) and not np.isinf(float(text)):
             raise OverflowError
-        return value
+        return array_of_floats(value, datatype) if datatype.name == "BF16" else value
     if not np.iinfo(kind).min <= int(text) <= np.iinfo(kind).max:
         raise OverflowError
     return kind.type(int(text))

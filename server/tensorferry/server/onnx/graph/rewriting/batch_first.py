@@ -56,6 +56,9 @@ def batch_first(path: Path, has_time: Callable[[], bool]) -> FreedRows:
             try:
                 freed = _with_outputs(read, FreedRows(names, axes=moved), fixes=fixes)
                 analysis = analysis_of(changed(read, freed), freed.inputs)
+            except NotFreed as error:
+                reasons += error.reasons
+                continue
             except Exception as error:
                 reasons.append(f"{type(error).__name__}: {error}")
                 continue
@@ -85,11 +88,14 @@ def _with_outputs(read: onnx.ModelProto, freed: FreedRows, *, fixes: bool) -> Fr
     """Add the outputs whose rows the walk finds behind axis 0, and the new targets of Reshape."""
     model = changed(read, freed)
     found: dict[str, MovedAxis] = {}
-    targets: dict[str, tuple[int, ...]] = {}
-    for walk, tensors in cases(model, freed.inputs, partial(ReshapeWalk, model, fixes=fixes)):
-        targets.update(walk.found)
+    walks = cases(model, freed.inputs, partial(ReshapeWalk, model, fixes=fixes))
+    # A target may be another one in each case, and the copy has one for all.
+    targets = [each for each in walks[0][0].found if all(each in walk.found for walk, _ in walks)]
+    for _, tensors in walks:
         for output in model.graph.output:
             value = tensors.get(output.name)
             if value is not None and value.rows is not None and value.rows.axis and value.rank is not None:
-                found[output.name] = MovedAxis(output.name, value.rows.axis, value.rank)
-    return replace(freed, reshapes=tuple(targets.items()), axes=(*freed.axes, *found.values()))
+                moved = MovedAxis(output.name, value.rows.axis, value.rank)
+                if found.setdefault(output.name, moved) != moved:
+                    raise NotFreed(f"output {output.name} has another rank or batch axis for other lengths")
+    return replace(freed, reshapes=tuple(targets), axes=(*freed.axes, *found.values()))

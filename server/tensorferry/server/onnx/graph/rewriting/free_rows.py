@@ -6,6 +6,7 @@ the file does. For more rows, the analysis must prove that they are independent.
 
 from __future__ import annotations
 
+import filecmp
 import os
 import shutil
 from collections import ChainMap
@@ -115,7 +116,8 @@ def write_freed(source: Path, freed: FreedRows, path: Path) -> None:
 def write_changed(source: Path, change: Callable[[onnx.ModelProto], None], path: Path) -> None:
     """Write a model to a file with a change. Its weights in other files are linked or copied beside it.
 
-    Raises NotFreed if a weights file is outside the model's folder, and OSError if it cannot be written.
+    Raises NotFreed if a weights file is outside the model's folder, or another file has its place, and OSError if it cannot be
+    written.
     """
     for name in external_files(source):
         if Path(name).is_absolute() or ".." in Path(name).parts:
@@ -123,7 +125,12 @@ def write_changed(source: Path, change: Callable[[onnx.ModelProto], None], path:
         target = path.parent / name
         # ONNX Runtime refuses symbolic links that leave the folder.
         weights = os.path.realpath(source.parent / name)
-        if target.exists() and os.path.samefile(weights, target):
+        if target == path:
+            raise NotFreed(f"{path} is the name of its weights file")
+        if target.exists():
+            # Of an earlier copy, or of another model, whose own file it may be by a link.
+            if not (os.path.samefile(weights, target) or filecmp.cmp(weights, target, shallow=False)):
+                raise NotFreed(f"its weights would replace {target}, which is another file")
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
