@@ -232,6 +232,8 @@ def test_the_kserve_runtime_fits_the_server_and_the_service_fits_the_runtime() -
         assert probe["grpc"]["port"] == config.port
         assert probe["grpc"]["service"] in SERVICES
     assert_hardened(container)
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts == {volume["name"]: "/tmp" for volume in runtime["spec"]["volumes"]}
     predictor = service["spec"]["predictor"]
     assert predictor["model"]["runtime"] == runtime["metadata"]["name"]
     assert predictor["model"]["protocolVersion"] in runtime["spec"]["protocolVersions"]

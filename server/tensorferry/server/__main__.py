@@ -15,7 +15,7 @@ from tensorferry.server.transport import grpc_environment
 # Module, function and description of each subcommand. A module is imported by name when it is needed, so that the client's
 # commands work without the server's packages, and server and client do not import each other.
 _COMMANDS = {
-    "serve": ("tensorferry.server.cli.serve", "main", "serve ONNX models over gRPC"),
+    "serve": ("tensorferry.server.cli.serve", "main", "serve ONNX models and Python functions"),
     "inspect": (
         "tensorferry.server.cli.inspect",
         "main",

@@ -38,6 +38,15 @@ def test_describe_shows_inputs_and_outputs(server: ScriptedServer, capsys: Outpu
     assert lines[7] == f"tensorferry infer digits --target {server.target} --random"
 
 
+def test_describe_streams_to_a_model_that_answers_in_streams(server: ScriptedServer, capsys: Output) -> None:
+    server.servicer.models["m"] = model("m", {"x": "FP32 1"}, {})
+    server.servicer.models["m"].properties["streams"] = "true"
+    assert commands.describe(["m", "--target", server.target]) == 0
+    assert (
+        capsys.readouterr().out.splitlines()[-1].endswith(" inference.GRPCInferenceService/ModelStreamInfer")
+    )
+
+
 @pytest.mark.parametrize("shape", ["-1", "-1 100"])
 def test_describe_without_an_example(server: ScriptedServer, capsys: Output, shape: str) -> None:
     server.servicer.models["m"] = model("m", {"x": f"FP8 {shape}"}, {})

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tensorferry.server.errors import StartError
 from tensorferry.server.models.repository.uploaded_files import UploadedFiles
 from tensorferry.server.system.scratch_directory import ScratchDirectory, remove_abandoned
 
@@ -55,6 +56,14 @@ def test_only_directories_of_killed_processes_are_removed(folder: Path) -> None:
     remove_abandoned()
     assert not theirs.exists()
     assert mine.path.is_dir()
+
+
+def test_a_machine_without_temporary_files_is_a_start_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(folder / "missing")])
+    with pytest.raises(StartError, match=r"missing'.*set TMPDIR"):
+        remove_abandoned()
 
 
 def test_other_directories_are_kept(folder: Path) -> None:

@@ -16,12 +16,13 @@ from tensorferry.client.cli.server_flags import TOKEN_VARIABLE
 from tensorferry.client.cli.values import FLOATS, dtype_of, subject_of
 from tensorferry.client.connection.target import default_targets
 from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
+from tensorferry.client.messages.several_answers import gives_several
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 
 # Most elements of an input that are written out. Longer inputs are random for `infer`, and zeros for grpcurl.
 _MOST_ELEMENTS = 16
-_METHOD = "inference.GRPCInferenceService/ModelInfer"
+_SERVICE = "inference.GRPCInferenceService"
 # Stands for zero bytes in the message; base64 has no such characters.
 _ZEROS = "<zeros>"
 
@@ -68,17 +69,18 @@ def grpcurl_command(model: ModelMetadata, arguments: argparse.Namespace) -> str:
             if not _is_short(tensor)
         ]
     target = shlex.quote(arguments.target or default_targets()[0])
+    target += f" {_SERVICE}/{'ModelStreamInfer' if gives_several(model) else 'ModelInfer'}"
     call = f"grpcurl {_grpcurl_flags(arguments)}"
     data = shlex.quote(json.dumps(message))
     if not sizes:
-        return f"{call} -d {data} {target} {_METHOD}"
+        return f"{call} -d {data} {target}"
     pieces = data.rsplit(_ZEROS, len(sizes))
     data = pieces[0] + "".join(
         f"'$(head -c {size} /dev/zero | base64 -w 0)'{piece}"
         for size, piece in zip(sizes, pieces[1:], strict=True)
     )
     # On stdin, because an argument of a program has at most 128 KiB.
-    return f"echo {data} | {call} -d @ {target} {_METHOD}"
+    return f"echo {data} | {call} -d @ {target}"
 
 
 def _required(model: ModelMetadata) -> list[TensorMetadata]:

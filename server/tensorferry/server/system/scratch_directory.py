@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 
+from tensorferry.server.errors import StartError
+
 _log = logging.getLogger("tensorferry.server")
 
 _PREFIX = "tensorferry-"
@@ -41,8 +43,12 @@ class ScratchDirectory:
 
 
 def remove_abandoned() -> None:
-    """Remove directories in TMPDIR that killed processes of this user have left."""
-    for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+    """Remove directories in TMPDIR that killed processes of this user have left. StartError if nothing can be written there."""
+    try:
+        folder = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise StartError(f"{error.strerror}: mount a volume at /tmp, or set TMPDIR") from None
+    for lock in folder.glob(f"{_PREFIX}*/{_LOCK}"):
         with suppress(OSError):
             if lock.parent.lstat().st_uid == os.geteuid() and not lock.parent.is_symlink() and _is_free(lock):
                 rmtree(lock.parent)

@@ -23,6 +23,7 @@ from tensorferry.server.runtime.ort import onnxruntime, ort_message
 from tensorferry.server.runtime.ort_options import Fp16, OrtOptions
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.signature import Signature, TensorSpec
+from tensorferry.server.system.install_command import install_command
 from tensorferry.server.system.scratch_directory import ScratchDirectory
 
 if TYPE_CHECKING:
@@ -108,8 +109,8 @@ def convert_to_fp16(source: Path, fp16: Fp16, folder: Path, libraries: Sequence[
         converter = _converter()
     except ImportError as error:
         raise StartError(
-            f"{source}: conversion to FP16 needs {error.name or 'a package'}, which is missing: pip install "
-            "'tensorferry[fp16]' has it"
+            f"{source}: conversion to FP16 needs {error.name or 'a package'}, which is missing: "
+            f"{install_command('fp16')} has it"
         ) from None
     try:
         model = _read_model(source, libraries)
