@@ -28,12 +28,14 @@ from tensorferry.server.onnx.graph.values import (
 
 # Tensors by name, of a graph and the graphs around it. None is an input that a function call leaves out.
 Scope = Mapping[str, Value | None]
-# Functions by domain and name; attributes by name.
-_Functions = Mapping[tuple[str, str], onnx.FunctionProto]
+# Functions by domain, name and overload; attributes by name.
+_Functions = Mapping[tuple[str, str, str], onnx.FunctionProto]
 _Attributes = Mapping[str, onnx.AttributeProto]
 
 # Tensors with more numbers are not kept, because they are never axes or shapes.
 _MOST_NUMBERS = 256
+# ONNX Runtime prefers its operators of these domains to functions of the model that have the same names.
+_OPERATOR_DOMAINS = ("ai.onnx", "com.microsoft")
 # Maximum depth of nested functions. The format forbids recursion, but a file may contain it.
 _DEEPEST = 40
 # Maximum number of visited nodes. Bodies of loops and functions count once per visit; few graphs have 20,000 nodes.
@@ -78,7 +80,7 @@ class GraphWalk:
         self._left_decisions = list(decisions)
         self._decided: dict[Product, bool] = {}
         self._repeated = 0
-        self._functions: _Functions = {(one.domain, one.name): one for one in model.functions}
+        self._functions: _Functions = {(one.domain, one.name, one.overload): one for one in model.functions}
         self._opsets = _opsets(model.opset_import)
         self._bound: _Attributes = {}
         # The number of functions around the node that is analysed.
@@ -134,7 +136,11 @@ class GraphWalk:
         inputs = [scope.get(name, _MISSING) if name else None for name in node.input]
         label = label_of(node)
         domain = node.domain or operators.DOMAIN
-        function = self._functions.get((node.domain, node.op_type))
+        function = self._functions.get((node.domain, node.op_type, node.overload))
+        if function is not None and domain.startswith(_OPERATOR_DOMAINS):
+            return _unknown_effect(
+                f"{label} is a function in a domain of ONNX Runtime's operators", inputs, count
+            )
         if function is not None:
             return self._call(function, node, inputs, {})
         if any(value is not None and value.fails for value in inputs):
@@ -317,9 +323,13 @@ def _apply(found: Operator, node: Node) -> Sequence[Value]:
     )
     if depends_on_row_count and any(value.rows for value in others):
         raise MixesRows("makes the rows' values depend on the number of rows in the batch")
-    for index in found.shape_inputs:
-        if node.has(index) and node.input(index).rows is not None:
+    for at, value in enumerate(node.inputs):
+        if value is None or not (at in found.shape_inputs or found.shape_from_values):
+            continue
+        if value.rows is not None and at in found.shape_inputs:
             raise UnknownEffect("computes a shape that depends on the rows' values")
+        if value.content is None and value.depends_on_row_count:
+            raise UnknownEffect("computes a shape that may depend on the number of rows in the batch")
     if not found.row_indices and any(value.row_indices for value in node.given):
         raise UnknownEffect(USES_ROW_INDICES)
     iterations = frozenset[str]().union(*(value.iterations for value in node.given))

@@ -100,8 +100,9 @@ class Node:
         return None if numbers is None else [int(number) for number in numbers]
 
     def fresh(self, *origins: object) -> Product:
-        """Return a new unknown size, computed from `origins`."""
-        return unknown(f"?{next(_fresh)}", *origins)
+        """Return a new unknown size, computed from `origins` or, without these, from the known numbers of the inputs."""
+        contents = [] if origins else [value.content for value in self.given if value.content is not None]
+        return unknown(f"?{next(_fresh)}", *origins, *(number for one in contents for number in one.flat))
 
     def fresh_shape(self, rank: int) -> tuple[Size, ...]:
         """Return a shape of that rank with unknown sizes."""

@@ -168,7 +168,7 @@ def resize(node: Node) -> Value:
         else:
             before: Any = new[axis]
             known = isinstance(scale, (int, float)) and isinstance(before, int)
-            new[axis] = int(before * scale) if known else node.fresh(before)
+            new[axis] = int(before * scale) if known else node.fresh(before, scale, size)
     return with_rows(tuple(new), value.rows)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from onnx import TensorProto
 from tensorferry.server.onnx.graph.operators import MICROSOFT, ML, USES_ROW_INDICES, Node, operator
 from tensorferry.server.onnx.graph.row_axis import broadcast, reject_rows_on, require_rows_only_in
 from tensorferry.server.onnx.graph.rules.folding import fold
-from tensorferry.server.onnx.graph.sizes import Product
+from tensorferry.server.onnx.graph.sizes import Product, is_size, unknown
 from tensorferry.server.onnx.graph.values import (
     Content,
     MixesRows,
@@ -90,12 +90,21 @@ def cast(node: Node) -> Value:
     return replace(broadcast([value]), row_indices=value.row_indices)
 
 
-_INTEGERS = {TensorProto.DataType.Value(f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)}
+# Datatypes that hold all sizes. Numbers are not followed into others, where they may wrap around or be rounded.
+_CONVERSIONS: Mapping[object, Callable[[Any], object]] = {
+    TensorProto.BOOL: bool,
+    TensorProto.INT32: int,
+    TensorProto.INT64: int,
+    TensorProto.FLOAT: float,
+    TensorProto.DOUBLE: float,
+}
 
 
 def _converted(content: Content, to: object) -> Content | None:
     """Return the numbers in another datatype; None if they are unknown there."""
-    convert: Callable[[Any], object] = bool if to == TensorProto.BOOL else int if to in _INTEGERS else float
+    convert = _CONVERSIONS.get(to)
+    if convert is None:
+        return None
     result = content.copy()
     for at, number in enumerate(content.flat):
         if not isinstance(number, Product):
@@ -103,8 +112,11 @@ def _converted(content: Content, to: object) -> Content | None:
                 result.flat[at] = convert(number)
             except (OverflowError, ValueError):
                 return None
-        elif to == TensorProto.BOOL:
+        elif convert is bool:
             return None
+        elif convert is int and not is_size(number):
+            # It may be a fraction.
+            result.flat[at] = unknown(f"int({number})", number, is_size=False)
     return result
 
 

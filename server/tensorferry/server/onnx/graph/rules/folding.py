@@ -21,7 +21,7 @@ def fold(node: Node) -> Content | None:
     """Return the result of an elementwise operator on known inputs; None if it is unknown."""
     compute = _OPERATORS.get(node.operator)
     known = [value.content for value in node.given if value.content is not None]
-    if compute is None or not known or len(known) != len(node.inputs):
+    if compute is None or not known or len(known) != len(node.inputs) or node.attribute("fmod", 0):
         return None
     try:
         arrays = np.broadcast_arrays(*known)
@@ -85,6 +85,11 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
     return a if condition else b
 
 
+def _if_size(a: Any) -> Any:
+    # Another number may be negative or a fraction.
+    return a if is_size(a) else None
+
+
 def _greatest(*numbers: Any) -> Any:
     sizes = {number for number in numbers if not _negative(number) and number != 0}
     return sizes.pop() if len(sizes) == 1 and all(map(is_size, sizes)) else None
@@ -100,11 +105,11 @@ _OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Div": _either(_divided, _exact(quotient)),
     "Mod": _either(lambda a, b: a % b),
     "Neg": _either(lambda a: -a),
-    "Abs": _either(abs, lambda a: a if is_size(a) else None),
+    "Abs": _either(abs, _if_size),
     "Sqrt": _either(math.sqrt),
-    "Floor": _either(lambda a: float(math.floor(a)), lambda a: a),
-    "Ceil": _either(lambda a: float(math.ceil(a)), lambda a: a),
-    "Round": _either(lambda a: float(round(a)), lambda a: a),
+    "Floor": _either(lambda a: float(math.floor(a)), _if_size),
+    "Ceil": _either(lambda a: float(math.ceil(a)), _if_size),
+    "Round": _either(lambda a: float(round(a)), _if_size),
     "Min": _either(lambda *given: min(given), lambda a, *more: a if all(a == one for one in more) else None),
     "Max": _either(lambda *given: max(given), _greatest),
     "Equal": _either(lambda a, b: a == b, _equal),

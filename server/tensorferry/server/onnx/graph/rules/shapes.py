@@ -88,7 +88,8 @@ def reshape(node: Node) -> Value:
     if value.rows is None and value.content is None and old is None:
         return Value(tuple(size if is_size(size) and size != 0 else node.fresh(size) for size in target))
     old = value.sizes
-    sizes: list[Size] = list(target)
+    # A number that may be 0 or -1 stands for another size.
+    sizes: list[Size] = [size if is_size(size) or size == -1 else node.fresh(size) for size in target]
     if not node.attribute("allowzero", 0):
         sizes = [old[at] if size == 0 and at < len(old) else size for at, size in enumerate(sizes)]
     if -1 in sizes:

@@ -1,0 +1,104 @@
+"""Graphs that mix rows by numbers that they compute, or by the function that a name stands for, are never proved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from server.onnx.graph.build import analysed, model, rows_stay_apart
+
+from tensorferry.server.onnx.graph import RowMixing, analyse_batching
+
+_COUNT = """s = Shape <start = 0, end = 1> (x) zero = Constant <value_ints = [0]> () one = Constant <value_ints = [1]> ()
+    two = Constant <value_ints = [2]> () last = Constant <value_ints = [-1]> () n = Squeeze (s, zero) low = Constant <value_int = 1> ()
+    high = Constant <value_int = 3> () few = Clip (n, low, high) few1 = Unsqueeze (few, zero) """
+
+# `few` depends on the number of rows, as the analysis does not follow Clip.
+BY_NUMBER_OF_ROWS = {
+    "the greatest few": "v, i = TopK <axis = 1> (x, few1) y = ReduceSum (v, one)",
+    "the first few": "v = Slice (x, zero, few1, one) y = ReduceSum (v, one)",
+    "as many classes": "c = Constant <value_floats = [0.0, 1.0]> () i = Cast <to = 7> (x) o = OneHot (i, few, c) "
+    "y = ReduceSum <keepdims = 0> (o, last)",
+    "a window as long": "w = HannWindow (few) q = ReduceSum <keepdims = 0> (w) y = Add (x, q)",
+    "a window of that many rows": "w = HannWindow (n) q = ReduceSum <keepdims = 0> (w) y = Add (x, q)",
+    "a transform as long": "a = Constant <value_int = 1> () u = Unsqueeze (x, last) d = DFT (u, n, a) e = Constant <value_ints = [1, 2]> () "
+    "y = ReduceSum <keepdims = 0> (d, e)",
+    "transforms with that step": "f = Constant <value_int = 2> () u = Unsqueeze (x, last) d = STFT (u, n, , f) "
+    "e = Constant <value_ints = [1, 2, 3]> () y = ReduceMean <keepdims = 0> (d, e)",
+    "as many times longer": "f = Cast <to = 1> (s) o = Constant <value_floats = [1.0]> () c = Concat <axis = 0> (o, f) "
+    'r = Resize <mode = "linear"> (x, , c) y = ReduceSum (r, one)',
+    "as long": 'a = Add (s, two) b = Sub (a, one) c = Concat <axis = 0> (s, b) r = Resize <mode = "linear"> (x, , , c) y = ReduceSum (r, one)',
+    "the number of numbers that are less": "r = Constant <value_ints = [0, 1, 2, 3]> () b = Less (r, few) z = NonZero (b) "
+    "q = Shape <start = 1> (z) f = Cast <to = 1> (q) y = Add (x, f)",
+}  # fmt: skip
+
+_LENGTH = """m = Shape <start = 1, end = 2> (x) s = Shape <start = 0, end = 1> (x) one = Constant <value_ints = [1]> ()
+    two = Constant <value_ints = [2]> () last = Constant <value_ints = [-1]> () f = Cast <to = 1> (m)
+    f2 = Constant <value_floats = [2.0]> () h = Div (f, f2) v = Tile (x, t) t = Constant <value_ints = [1, 12]> () """
+# The rows behind as many elements as there are of `b`, which were as many as there are of `a`.
+_MOVED = """t1 = Concat <axis = 0> (s, a, last) r1 = Reshape (v, t1) p = Transpose <perm = [1, 0, 2]> (r1)
+    t2 = Concat <axis = 0> (b, s, last) r2 = Reshape (p, t2) y = Transpose <perm = [1, 0, 2]> (r2)"""
+
+BY_LENGTH = {
+    "a half rounded up and down": f"c = Ceil (h) d = Floor (h) a = Cast <to = 7> (c) b = Cast <to = 7> (d) {_MOVED}",
+    "twice a half, and twice its integer": f"c = Mul (h, f2) a = Cast <to = 7> (c) d = Cast <to = 7> (h) b = Mul (d, two) {_MOVED}",
+    "zero, which copies a size": "five = Constant <value_ints = [5]> () a = Sub (m, five) t1 = Concat <axis = 0> (s, a, last) "
+    "r1 = Reshape (x, t1) p = Transpose <perm = [1, 0, 2]> (r1) t2 = Concat <axis = 0> (one, a, s, last) r2 = Reshape (p, t2) "
+    "y = Transpose <perm = [2, 0, 1, 3]> (r2)",
+}  # fmt: skip
+
+BY_DATATYPE = {
+    "a remainder with the sign of the dividend": "a = Constant <value_ints = [-6]> () b = Constant <value_ints = [4]> () "
+    "c = Mod <fmod = 1> (a, b) e = Constant <value_ints = [2]> () w = Unsqueeze (x, e) t = Transpose <perm = [1, 0, 2]> (w) "
+    "r = ReduceMax (t, c) d = Sub (t, r) p = Transpose <perm = [1, 0, 2]> (d) y = Squeeze (p, e)",
+    "a number beyond its datatype": "a = Constant <value_int = 256> () b = Cast <to = 2> (a) c = Cast <to = 7> (b) d = Equal (c, a) "
+    "y = If <then_branch = p () => (p1) { p1 = Relu (x) }, else_branch = q () => (q1) { q1 = Softmax <axis = 0> (x) }> (d)",
+    "a difference below zero": "a = Constant <value = uint8 {3}> () b = Constant <value = uint8 {5}> () c = Sub (a, b) "
+    "d = Cast <to = 9> (m) m = Greater (c, b) y = If <then_branch = p () => (p1) { p1 = Softmax <axis = 0> (x) }, "
+    "else_branch = q () => (q1) { q1 = Relu (x) }> (d)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BY_NUMBER_OF_ROWS)
+def test_a_size_that_depends_on_the_number_of_rows_is_not_proved(case: str, tmp_path: Path) -> None:
+    _check(tmp_path, _COUNT + BY_NUMBER_OF_ROWS[case])
+
+
+@pytest.mark.parametrize("case", BY_LENGTH)
+def test_different_functions_of_a_length_are_not_equal(case: str, tmp_path: Path) -> None:
+    _check(tmp_path, _LENGTH + BY_LENGTH[case])
+
+
+@pytest.mark.parametrize("case", BY_DATATYPE)
+def test_numbers_are_computed_as_the_datatype_says(case: str, tmp_path: Path) -> None:
+    _check(tmp_path, BY_DATATYPE[case])
+
+
+def test_a_function_with_the_name_of_an_operator_is_not_followed(tmp_path: Path) -> None:
+    """ONNX Runtime runs the operator."""
+    function = '<domain: "", opset_import: ["" : 21]> ReduceMax (a) => (b) { b = Relu (a) }'
+    _check(tmp_path, "m = ReduceMax (x) y = Sub (x, m)", function)
+
+
+def test_the_function_with_the_overload_of_the_call_is_followed(tmp_path: Path) -> None:
+    mixing, apart = (
+        f'<domain: "local", opset_import: ["" : 21]> F (a) => (b) {{ {body} }}'
+        for body in ("m = ReduceMax (a) b = Sub (a, m)", "b = Relu (a)")
+    )
+    made = model(_graph("y = local.F (x)", mixing))
+    made.functions.append(model(_graph("y = local.F (x)", apart)).functions[0])
+    made.ir_version = 10
+    made.functions[0].overload = made.graph.node[0].overload = "one"
+    onnx.save(made, tmp_path / "m.onnx")
+    assert analyse_batching(tmp_path / "m.onnx", ["x"]).finding is RowMixing.MIXES
+    assert not rows_stay_apart(tmp_path / "m.onnx", 5)
+
+
+def _graph(body: str, function: str = "") -> str:
+    return f"g (float[N, S] x) => (float[N] y) {{ {body} }} {function}"
+
+
+def _check(folder: Path, body: str, function: str = "") -> None:
+    assert analysed(folder, _graph(body, function)).finding is not RowMixing.SEPARATE
+    assert not rows_stay_apart(folder / "m.onnx", 5)
