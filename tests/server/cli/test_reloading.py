@@ -116,16 +116,26 @@ def test_models_that_the_file_names_later_are_watched(tmp_path: Path) -> None:
     assert set(watched(config, file)) == {Path("a.onnx"), file}
 
 
+# These tests may run below a program that ignores the signal, such as nohup.
+_WITH_SIGHUP = """
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
 def test_a_terminal_that_closes_ends_the_server(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tensorferry.server", "serve", "--reload", "--port", "0"]
-    with subprocess.Popen(
-        [*command, tmp_path / "missing.onnx"], stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        # The child has said why it ended, so the parent waits for a change.
-        assert any("no such file" in line for line in process.stderr)
-        process.send_signal(signal.SIGHUP)
-        assert process.wait(PATIENCE) == 1
+    serve = ["-m", "tensorferry.server", "serve", "--reload", "--port", "0", tmp_path / "missing.onnx"]
+    command = [sys.executable, "-c", _WITH_SIGHUP, *serve]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            # The child has said why it ended, so the parent waits for a change.
+            assert any("no such file" in line for line in process.stderr)
+            process.send_signal(signal.SIGHUP)
+            assert process.wait(PATIENCE) == 1
+        finally:
+            process.kill()
 
 
 def test_python_files_beside_and_below_an_app_are_watched(tmp_path: Path) -> None:
