@@ -125,7 +125,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 def test_a_terminal_that_closes_ends_the_server(tmp_path: Path) -> None:
-    serve = ["-m", "tensorferry.server", "serve", "--reload", "--port", "0", tmp_path / "missing.onnx"]
+    serve = ["-m", "tensorferry.server", "serve", "--reload", "--port", "0", str(tmp_path / "missing.onnx")]
     command = [sys.executable, "-c", _WITH_SIGHUP, *serve]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
