@@ -28,8 +28,8 @@ _OVERHEAD_SECONDS = 100e-6
 _TRIAL_SHARE = 0.002
 # A size is tried sooner each time that the time of learning has doubled, from `_EARLY_SECONDS` on, because the first batches
 # may have run on a busy machine. What such a trial is expected to lose is at most `_EARLY_SHARE` of the time since the last
-# one of this size, and its time per row at most `_FAR` times the usual one, unless it has one sample, which chance may have
-# delayed. No size of more than `_EARLY_ROWS` times the usual rows is tried early, because requests wait behind it.
+# one of this size, and its time per row at most `_FAR` times the usual one. No size of more than `_EARLY_ROWS` times the
+# usual rows is tried early, because requests wait behind it.
 _EARLY_SECONDS, _EARLY_SHARE, _EARLY_ROWS, _FAR = 1.0, 0.006, 4, 3.0
 # A size whose time per row is at most `_NEAR` times the usual one is tried at once until it has `_SAMPLES_WANTED` samples.
 # Afterwards it is tried as often as costs `_TRIAL_SHARE` of the time: it may be the best, and trials cost little.
@@ -222,27 +222,32 @@ class PayingRows:
                 break
             if size == usual:
                 continue
-            seconds = row_seconds.get(size) or self._guess(size, usual, expected)
             _, samples, ran = self._seen.get(size) or _Size(0.0, 0, self._began)
+            seconds = row_seconds.get(size) or expected(size) / size
+            unsure = not samples or (samples < _SAMPLES_WANTED and seconds > _FAR * usual_row_seconds)
+            if unsure and size < usual:
+                seconds = min(seconds, self._larger_seconds(size))
             rows = size * _runs(size, usual)
             pause = seconds * rows * len(self._sizes) / _TRIAL_SHARE
             loss = (seconds - usual_row_seconds) * rows
             if size <= _EARLY_ROWS * usual:
                 if seconds <= _NEAR * usual_row_seconds:
                     pause = max(loss / _TRIAL_SHARE, _EARLY_SECONDS) if samples >= _SAMPLES_WANTED else 0.0
-                elif seconds <= _FAR * usual_row_seconds or samples == 1:
+                elif seconds <= _FAR * usual_row_seconds:
                     pause = min(pause, max(ran - self._began, loss / _EARLY_SHARE, _EARLY_SECONDS))
             if now >= ran + pause:
                 due[size] = ran
         return min(due, key=due.__getitem__, default=0)
 
-    def _guess(self, size: int, usual: int, expected: Callable[[int], float]) -> float:
-        """Return the seconds per row that a size may take which has not run."""
-        guess = expected(size) / size
-        larger = self._seen.get(self._sizes[self._sizes.index(size) + 1]) if size < usual else None
-        # `expected` is far too long where only large batches have run. If a row takes no longer than in the next larger
-        # size, the smaller one pays, and a trial that shows the contrary costs no more than one batch of the larger.
-        return min(guess, larger.cost * self._speed) if larger is not None else guess
+    def _larger_seconds(self, size: int) -> float:
+        """Return the seconds per row of the next larger size, by which a size is judged of which little is known; inf if unknown.
+
+        Where only large batches have run, the learned curve says far too long for small ones. And the first batches of a burst
+        are small, and share the processor with the arrival of all others. If a row takes no longer than in the larger size,
+        the smaller one pays; a trial that shows the contrary costs no more than one batch of the larger.
+        """
+        larger = self._seen.get(self._sizes[self._sizes.index(size) + 1])
+        return math.inf if larger is None else larger.cost * self._speed
 
 
 def _runs(size: int, usual: int) -> int:
