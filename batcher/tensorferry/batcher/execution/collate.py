@@ -31,7 +31,7 @@ def request_of(
     if names == ():
         raise InvalidRequest("the request has no inputs; give at least one named array")
     tensors = tuple(
-        tensor_of(_array_of(array), add_axis=one_row)
+        tensor_of(whole_array(array), add_axis=one_row)
         for array in ([x] if names is None else map(x.get, names))
     )
     rows = _common_rows(names or ("x",), tensors) if batched else 1
@@ -52,7 +52,8 @@ def request_of(
     )
 
 
-def _array_of(value: Any) -> Array:
+def whole_array(value: Any) -> Array:
+    """Return a value as an array; strings become objects, with the NULs at their ends."""
     array = np.asarray(value)
     # Made of the value, because an array of dtype S or U has lost the NULs at the end of a string.
     return np.asarray(value, object) if array.dtype.kind in "SU" else array

@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorferry.batcher.batcher import Batcher
 from tensorferry.batcher.errors import BatcherError, InvalidRequest, ModelOutputError
-from tensorferry.batcher.execution.collate import tensor_nbytes, tensor_of
+from tensorferry.batcher.execution.collate import tensor_nbytes, tensor_of, whole_array
 from tensorferry.batcher.execution.completion import already_completed
 from tensorferry.batcher.execution.splitting import cut
 from tensorferry.batcher.padding import PadInput, PadPlan
@@ -238,16 +238,10 @@ def array_of(value: Any, what: str, pad_value: Any = None) -> Array:
     return stack_rows(value, what, pad_value)
 
 
-def _array_of_row(row: Any) -> Array:
-    array = np.asarray(row)
-    # Made of the row, because an array of dtype S or U has lost the NULs at the end of a string.
-    return np.asarray(row, object) if array.dtype.kind in "SU" else array
-
-
 def row_arrays(rows: Sequence[Any], what: str) -> list[Array]:
     """Return rows as arrays of one dtype and number of axes; ModelOutputError if they differ in these."""
     try:
-        arrays = [_array_of_row(row) for row in rows]
+        arrays = [whole_array(row) for row in rows]
     except ValueError as error:
         raise ModelOutputError(f"a row of {what} is not an array: {error}") from None
     if not arrays:
