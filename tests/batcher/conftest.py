@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.batcher.rig import occupy
 
 from tensorferry.batcher import Batcher
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 Make = Callable[..., Batcher]
+Busy = Callable[..., tuple[Batcher, ScriptedRunner]]
 
 
 @pytest.fixture
@@ -27,6 +29,19 @@ def make() -> Iterator[Make]:
         if isinstance(model_fn, ScriptedRunner):
             model_fn.open()
         assert batcher.close(), "a worker did not end"
+
+
+@pytest.fixture
+def busy(make: Make) -> Busy:
+    """Make batchers whose worker is busy with a first batch: what is queued runs when the test opens the runner."""
+
+    def make_busy(model_fn: Callable[[Any], Any] | None = None, *args: Any, **options: Any) -> Any:
+        runner = ScriptedRunner(model_fn, gated=True)
+        batcher = make(runner, *args, **options)
+        occupy(batcher, runner)
+        return batcher, runner
+
+    return make_busy
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,9 +37,6 @@ def doubled(batch: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def model() -> ScriptedRunner:
     return ScriptedRunner(doubled, gated=True)
-
-
-MakeCache = Callable[..., AnswerCache]
 
 
 @pytest.fixture

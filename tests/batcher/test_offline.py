@@ -49,21 +49,6 @@ def test_consecutive_examples_of_one_shape_share_a_batch() -> None:
     assert [batch.shape for batch in runner.batches] == [(2, 2), (2, 3), (1, 2)]
 
 
-def test_an_exception_of_the_model_propagates_and_ends_it() -> None:
-    class ModelError(Exception):
-        pass
-
-    calls: list[int] = []
-
-    def model_fn(x: Any) -> Any:
-        calls.append(len(x))
-        raise ModelError
-
-    with pytest.raises(ModelError):
-        batch_inference(model_fn, range(9), 4)
-    assert calls == [4]
-
-
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_a_batch_size_below_one_is_named(batch_size: int) -> None:
     with pytest.raises(ValueError, match=f"batch_size is {batch_size}; it must be at least 1"):

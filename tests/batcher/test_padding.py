@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from batcher.conftest import Make
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batcher.rig import Recorder, enqueue, ignore, new_request, reproducible, result
+from support.batcher.rig import Recorder, dirty, enqueue, ignore, new_request, reproducible, result
 
 from tensorferry.batcher import (
     Batcher,
@@ -153,11 +153,7 @@ def test_a_batch_is_padded_to_the_step_that_holds_its_longest_row(
     padding = Padding((4, 10), {"x": PadInput(2, -1)}, outputs={"y": 2}, steps=4)
     sent = [{"x": np.full((1, 2, length), length)} for length in lengths]
     requests = [new_request(each, ignore, padding=padding) for each in sent]
-
-    def memory(wanted: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> Mapping[str, Array]:
-        return {name: np.empty(shape, dtype) for name, (dtype, shape) in wanted.items()}
-
-    joined = join(requests, memory if placed else None)["x"]
+    joined = join(requests, dirty if placed else None)["x"]
     assert joined.shape == (2, 2, expected)
     assert (joined == -1).sum() == 2 * sum(expected - length for length in lengths)
     for part, each in zip(split({"y": joined}, requests), sent, strict=True):

@@ -29,10 +29,9 @@ from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, QueuePol
 if TYPE_CHECKING:
     from tensorferry.batcher.answer_cache import AnswerCache, CacheStatistics
     from tensorferry.batcher.batcher import Batcher
-    from tensorferry.batcher.execution.batch_aware import BatchAware, ModelFunction
     from tensorferry.batcher.execution.completion import ResponseBurstHook
     from tensorferry.batcher.execution.context import BatchStartCallback, InstanceHealthCallback
-    from tensorferry.batcher.execution.staged_model import StagedModel
+    from tensorferry.batcher.execution.model_functions import BatchAware, ModelFunction, StagedModel
     from tensorferry.batcher.offline import batch_inference
     from tensorferry.batcher.padding import Padding, PadInput, PadPlan
     from tensorferry.batcher.pipeline.pipeline import Pipeline
@@ -61,47 +60,43 @@ if TYPE_CHECKING:
     from tensorferry.batcher.statistics.histogram import BOUNDS, Histogram, interval_of
     from tensorferry.batcher.statistics.recent_batches import BatchMember, BatchRecord
 
-# The modules of these names are imported at a name's first use: a process that runs no batches needs neither them nor numpy.
-_MODULES = {
-    "AnswerCache": "answer_cache",
-    "CacheStatistics": "answer_cache",
-    "Batcher": "batcher",
-    "BatchAware": "execution.batch_aware",
-    "ModelFunction": "execution.batch_aware",
-    "ResponseBurstHook": "execution.completion",
-    "BatchStartCallback": "execution.context",
-    "InstanceHealthCallback": "execution.context",
-    "StagedModel": "execution.staged_model",
-    "batch_inference": "offline",
-    "PadInput": "padding",
-    "PadPlan": "padding",
-    "Padding": "padding",
-    "Pipeline": "pipeline.pipeline",
-    "Stage": "pipeline.stage",
-    "StageModel": "pipeline.stage",
-    "stack_rows": "pipeline.tensors",
-    "AloneKey": "request",
-    "BatchInfo": "request",
-    "CloseReason": "request",
-    "Outcome": "request",
-    "Request": "request",
-    "SequenceTag": "request",
-    "StageOutcome": "request",
-    "Tensor": "request",
-    "Control": "sequences.sequence",
-    "ControlTensor": "sequences.sequence",
-    "EndReason": "sequences.sequence",
-    "SequenceLimits": "sequences.sequence",
-    "SequenceStatistics": "sequences.sequence",
-    "StateTensor": "sequences.sequence",
-    "StatefulBatcher": "sequences.stateful_batcher",
-    "BatcherStatistics": "statistics.counters",
-    "BOUNDS": "statistics.histogram",
-    "Histogram": "statistics.histogram",
-    "interval_of": "statistics.histogram",
-    "BatchMember": "statistics.recent_batches",
-    "BatchRecord": "statistics.recent_batches",
+# The names of each module, which is imported at the first use of one: a process that runs no batches needs neither these nor
+# numpy.
+_NAMES = {
+    "answer_cache": ["AnswerCache", "CacheStatistics"],
+    "batcher": ["Batcher"],
+    "execution.completion": ["ResponseBurstHook"],
+    "execution.context": ["BatchStartCallback", "InstanceHealthCallback"],
+    "execution.model_functions": ["BatchAware", "ModelFunction", "StagedModel"],
+    "offline": ["batch_inference"],
+    "padding": ["PadInput", "PadPlan", "Padding"],
+    "pipeline.pipeline": ["Pipeline"],
+    "pipeline.stage": ["Stage", "StageModel"],
+    "pipeline.tensors": ["stack_rows"],
+    "request": [
+        "AloneKey",
+        "BatchInfo",
+        "CloseReason",
+        "Outcome",
+        "Request",
+        "SequenceTag",
+        "StageOutcome",
+        "Tensor",
+    ],
+    "sequences.sequence": [
+        "Control",
+        "ControlTensor",
+        "EndReason",
+        "SequenceLimits",
+        "SequenceStatistics",
+        "StateTensor",
+    ],
+    "sequences.stateful_batcher": ["StatefulBatcher"],
+    "statistics.counters": ["BatcherStatistics"],
+    "statistics.histogram": ["BOUNDS", "Histogram", "interval_of"],
+    "statistics.recent_batches": ["BatchMember", "BatchRecord"],
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

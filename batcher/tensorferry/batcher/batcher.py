@@ -14,7 +14,6 @@ from tensorferry.batcher.errors import (
     RequestTooLarge,
     RunTimedOut,
 )
-from tensorferry.batcher.execution.batch_aware import ModelFunction
 from tensorferry.batcher.execution.completion import (
     RequestCompleter,
     ResponseBurstHook,
@@ -26,12 +25,12 @@ from tensorferry.batcher.execution.context import (
     ExecutionContext,
     InstanceHealthCallback,
 )
-from tensorferry.batcher.execution.executor import BatchExecutor
+from tensorferry.batcher.execution.model_functions import ModelFunction
 from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.execution.worker_pool import WorkerPool
 from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Outcome, Request, flatten
+from tensorferry.batcher.request import Outcome, Request
 from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, QueuePolicy, check_number
 from tensorferry.batcher.statistics.counters import BatcherStatistics, Counters
 from tensorferry.batcher.statistics.recent_batches import BatchRecord, RecentBatches
@@ -176,22 +175,17 @@ class Batcher(Submitter):
         self._queue = queue = RequestQueue(settings, clock)
         self._counters, self._recent = counters, recent = Counters(), RecentBatches(clock)
         self._completer = completer = RequestCompleter(queue, counters, recent, clock, name, response_hook)
-        context = ExecutionContext(queue, completer, counters, recent, clock, name, health, batch_started)
-        divisible = self._batched and merge
-        executors = [
-            BatchExecutor(
-                index, function, context, batched=self._batched, pipelined=pipelined, divisible=divisible
-            )
-            for index, function in enumerate(functions)
-        ]
-        self._workers = WorkerPool(executors, context)
+        context = ExecutionContext(
+            settings, queue, completer, counters, recent, clock, name, health, batch_started
+        )
+        self._workers = WorkerPool(functions, context)
 
     def add_warmup_sample(self, rows: int, seconds: float, key: Hashable = None) -> None:
         """Record what a warm-up run of `rows` rows took, so that predictions hold from the first request.
 
         `key` is that of the requests for which it holds; None if all requests of as many rows take the same time.
         """
-        self._queue.add_warmup_sample(rows, seconds, key)
+        self._queue.learning.add_warmup_sample(rows, seconds, key)
 
     def enqueue(self, request: Request, *, notify: bool = True, skip_admission: bool = False) -> bool:
         """Accept a request built by the caller. Its `complete` is called exactly once later, for servers without futures.
@@ -233,7 +227,7 @@ class Batcher(Submitter):
                 )
             # Before the split, because a client can claim many rows without sending many bytes.
             if not skip_admission:
-                self._queue.check_size(request.rows_counted, request.nbytes)
+                self._queue.admission.check_size(request.rows_counted, request.nbytes)
             request.complete = self._complete_split(request)
             request.split_parts = split_request(request, self._queue.learning.full_rows)
             displaced, run_inline = self._queue.put(
@@ -272,7 +266,7 @@ class Batcher(Submitter):
         if displaced[0].rank == request.rank:
             why = "clients that hold less than their share find room in the queue"
         with self._completer.handed_out(displaced):
-            self._completer.shed(displaced, why, self._queue.drain_time())
+            self._completer.shed(displaced, why, self._queue.admission.drain_time())
 
     def check_answered(self, request: Request) -> None:
         """Raise as `answer_without_run` does; the request is not counted."""
@@ -323,7 +317,7 @@ class Batcher(Submitter):
 
     def queue_full(self) -> QueueFull | None:
         """Return why no request is accepted now: as many rows or bytes wait as may; None if there is room."""
-        return self._queue.queue_full()
+        return self._queue.admission.queue_full()
 
     @property
     def idle(self) -> bool:
@@ -332,14 +326,14 @@ class Batcher(Submitter):
 
     def drain_time(self) -> float:
         """Estimate how long the queued requests take to run, in seconds; at least a millisecond."""
-        return self._queue.drain_time()
+        return self._queue.admission.drain_time()
 
     def least_time(self, rows: int) -> float:
         """Return the least seconds that a request of `rows` rows takes, in a batch alone; 0 if that is not known.
 
         It is known for a second after batches ran. Of requests that cannot share a batch, the fastest count.
         """
-        return self._queue.least_time(rows)
+        return self._queue.learning.least_time(rows)
 
     def fast_reject(self, deadline: float) -> QueueFull | None:
         """Return why a request with this deadline would be rejected, before it is read; None if that is uncertain.
@@ -350,7 +344,7 @@ class Batcher(Submitter):
         # Without the lock, because there is nearly never a last rejection. A late look at it only costs a normal check.
         if self._queue.overload.last_rejection is None:
             return None
-        error = self._queue.fast_reject(deadline)
+        error = self._queue.admission.fast_reject(deadline)
         if error is not None:
             self._counters.refused(error, 1)
         return error
@@ -369,7 +363,7 @@ class Batcher(Submitter):
 
         Returns whether this call ended it, or a part of it. `request.complete` runs on the calling thread.
         """
-        ended = self._queue.cancel(flatten([request]))
+        ended = self._queue.cancel(request.split_parts or (request,))
         with self._completer.handed_out(ended):
             for part in ended:
                 self._completer.fail(part, withdrawn(part, self._clock.now()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 # A client's deadline may be centuries away, which the system's timers refuse. Waking up once an hour costs nothing.
@@ -36,3 +37,14 @@ class MonotonicClock:
             condition.wait()
         else:
             condition.wait(min(max(0.0, until - time.monotonic()), _LONGEST_WAIT))
+
+
+def wait_for(
+    clock: Clock, condition: threading.Condition, is_over: Callable[[], object], until: float
+) -> bool:
+    """Wait on a condition, whose lock is held, until `is_over`, at most until `until`; return whether it is over."""
+    while not is_over():
+        if clock.now() >= until:
+            return False
+        clock.wait(condition, until)
+    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,6 +75,10 @@ class BatchInfo(NamedTuple):
     output_time: float = 0.0
     ended: float = _NAN
     step_ends: Sequence[tuple[str, float]] = ()
+
+
+# That of a request that is answered without a run.
+NO_BATCH = BatchInfo(0, 0, 0, 0.0)
 
 
 class StageOutcome(NamedTuple):
@@ -242,12 +246,6 @@ class Request:
         a cancel that happens at the same time.
         """
         return self.deadline > now and self.state is not DONE
-
-
-def flatten(requests: Sequence[Request]) -> Iterator[Request]:
-    """Yield the parts of each split request, and every other request itself."""
-    for request in requests:
-        yield from request.split_parts or (request,)
 
 
 def padded_length(batch: Sequence[Request]) -> int | None:

@@ -73,33 +73,12 @@ class ClientPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Settings of the close rule: `max_batch_size` in rows (at least 1), `max_queue_delay` in seconds from arrival.
-
-    `preferred` are batch sizes in ascending order. Unless requests `merge`, each is a batch of its own; then there are
-    neither windows nor preferred sizes. If `adaptive`, which needs neither, a full batch has the rows that pay.
-    Without `learn_times`, nothing is known of how long batches take.
-    """
-
-    max_batch_size: int
-    max_queue_delay: float
-    preferred: tuple[int, ...] = ()
-    merges: bool = True
-    adaptive: bool = True
-    learn_times: bool = True
-
-    @property
-    def full(self) -> int:
-        """Return how many queued rows make waiting for more useless."""
-        return self.max_batch_size if self.merges else 1
-
-
-@dataclass(frozen=True, slots=True)
 class BatcherSettings:
     """The settings of a `Batcher`, which documents them. ValueError if one makes no sense, or two do not fit together.
 
     `default_priority` 0 becomes the lowest class. `devices` is how many batches may run at the same time, not counting
-    the second of a pipelined device.
+    the second of a pipelined device. A batch has at most `batch_rows` rows: `max_batch_size`, at least 1. If `sizes_pay`, a
+    full batch has the rows that pay.
     """
 
     max_batch_size: int = 32
@@ -118,6 +97,8 @@ class BatcherSettings:
     clients: ClientPolicy | None = None
     adaptive: bool = True
     learn_times: bool = True
+    batch_rows: int = field(init=False, repr=False)
+    sizes_pay: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         for option, least in (
@@ -133,6 +114,10 @@ class BatcherSettings:
         object.__setattr__(self, "preferred_batch_sizes", tuple(sorted(set(self.preferred_batch_sizes))))
         if not self.default_priority:
             object.__setattr__(self, "default_priority", len(self.priority_weights))
+        object.__setattr__(self, "batch_rows", max(1, self.max_batch_size))
+        # What a smaller batch leaves would wait for the window again.
+        windows = self.max_queue_delay or self.preferred_batch_sizes
+        object.__setattr__(self, "sizes_pay", self.adaptive and self.merge and not windows)
 
     def _check_sizes(self) -> None:
         preferred = self.preferred_batch_sizes
@@ -163,19 +148,6 @@ class BatcherSettings:
                 "a policy delays, which puts requests behind all of their class and above, but classes share by "
                 "weights; give strict_priorities"
             )
-
-    @property
-    def limits(self) -> Limits:
-        """Return what the close rule needs."""
-        return Limits(
-            max(1, self.max_batch_size),
-            self.max_queue_delay,
-            self.preferred_batch_sizes,
-            self.merge,
-            # What a smaller batch leaves would wait for the window again.
-            self.adaptive and self.merge and not self.max_queue_delay and not self.preferred_batch_sizes,
-            self.learn_times,
-        )
 
     @property
     def ranks_per_class(self) -> int:

@@ -121,6 +121,10 @@ class Submitter(ABC):
         """Return the end of a timeout on the clock; inf for none."""
         return math.inf if timeout is None else self._clock.now() + timeout
 
+    def _left(self, until: float) -> float | None:
+        """Return the seconds until then, at least 0; None if there is no end."""
+        return None if until == math.inf else max(0.0, until - self._clock.now())
+
     def __enter__(self) -> Self:
         return self
 

@@ -6,15 +6,37 @@ import math
 import threading
 from collections.abc import Callable
 
-from tensorferry.batcher.clock import Clock, MonotonicClock
+from tensorferry.batcher.clock import Clock, MonotonicClock, wait_for
 
-_FIRST_SECONDS, _MAX_SECONDS = 0.01, 1.0
-# Work that went on for this long after a restart has recovered.
+# Faults that are this long apart, beside the pauses, are not related.
 _RECOVERED_SECONDS = 60.0
 
 
+class DoublingPause:
+    """Pauses after faults that may repeat: `first` seconds, then twice as long each time, up to `longest`.
+
+    After a minute without a fault the next pause is short again. Not thread-safe.
+    """
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first = first
+        self._longest = longest
+        self._seconds = 0.0
+        self._over = -math.inf
+        # The faults since the last minute without one.
+        self.faults = 0
+
+    def after(self, now: float) -> float:
+        """Return how many seconds to pause after a fault that happened now."""
+        recovered = now >= self._over + _RECOVERED_SECONDS
+        self._seconds = self._first if recovered else min(2 * self._seconds, self._longest)
+        self.faults = 1 if recovered else self.faults + 1
+        self._over = now + self._seconds
+        return self._seconds
+
+
 class RestartBackoff:
-    """Pauses before restarts: short at first, then twice as long each time, up to a second. Thread-safe.
+    """Pauses before restarts: a hundredth of a second at first, up to a second. Thread-safe.
 
     So a fault that repeats at once takes neither a core nor the log for itself, and a single one costs little.
     """
@@ -24,18 +46,13 @@ class RestartBackoff:
         # Notified by `end`. Guards the fields below; nothing but waiting is done while it is held.
         self._over = threading.Condition()
         self._ended = False
-        self._seconds = 0.0
-        self._last = -math.inf
+        self._pause = DoublingPause(0.01, 1.0)
 
     def wait(self) -> None:
         """Wait until the next pause is over, or `end` is called."""
         with self._over:
             now = self._clock.now()
-            recovered = now >= self._last + _RECOVERED_SECONDS
-            self._seconds = _FIRST_SECONDS if recovered else min(2 * self._seconds, _MAX_SECONDS)
-            self._last = now + self._seconds
-            while not self._ended and self._clock.now() < self._last:
-                self._clock.wait(self._over, self._last)
+            wait_for(self._clock, self._over, lambda: self._ended, now + self._pause.after(now))
 
     def end(self) -> None:
         """End the current pause, and all later ones at once. Idempotent."""

@@ -7,20 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batcher.conftest import Make
+from batcher.conftest import Busy, Make
 from polling import until
 from support.batcher.rig import enqueue, error, new_request, occupy, reach, result
 
-from tensorferry.batcher import Batcher, BatcherClosed, Outcome, RunTimedOut
+from tensorferry.batcher import Batcher, BatcherClosed, CloseReason, Outcome, RunTimedOut
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
-
-
-def test_leaving_the_context_finishes_accepted_requests(runner: ScriptedRunner) -> None:
-    with Batcher(runner) as batcher:
-        futures = [occupy(batcher, runner), batcher.submit(1.0)]
-        runner.open()
-    assert all(future.done() for future in futures)
-    assert [result(future) for future in futures] == [0, 2]
 
 
 def test_the_threads_have_names_and_end_at_close() -> None:
@@ -42,23 +34,6 @@ def test_a_closed_batcher_refuses(make: Make, method: str, end: Any) -> None:
     assert batcher.statistics().refused == 1
 
 
-def test_drain_waits_only_so_long(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner)
-    future = occupy(batcher, runner)
-    assert not batcher.drain(timeout=0)
-    assert not batcher.drain(timeout=0.001)
-    runner.open()
-    assert batcher.drain()
-    assert future.done()
-
-
-def test_drain_does_not_wait_out_a_window(make: Make) -> None:
-    batcher = make(lambda x: x, 32, 3600.0)
-    future = batcher.submit(1.0)
-    assert batcher.drain()
-    assert result(future) == 1
-
-
 def test_waiting_until_idle_accepts_requests(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner)
     assert batcher.wait_idle(0.0)
@@ -71,12 +46,15 @@ def test_waiting_until_idle_accepts_requests(make: Make, runner: ScriptedRunner)
     assert result(batcher.submit(2.0)) == 4
 
 
-def test_after_a_flush_no_batch_waits_for_its_window(make: Make) -> None:
+@pytest.mark.parametrize("end", [Batcher.flush, Batcher.drain])
+def test_after_a_flush_and_in_a_drain_no_batch_waits_for_its_window(make: Make, end: Any) -> None:
     batcher = make(lambda x: x, 32, 3600.0)
     future = batcher.submit(1.0)
-    batcher.flush()
+    end(batcher)
     assert result(future) == 1
-    assert result(batcher.submit(2.0)) == 2
+    assert batcher.statistics().close_reasons == {CloseReason.DRAIN: 1}
+    if end is Batcher.flush:
+        assert result(batcher.submit(2.0)) == 2
 
 
 @pytest.mark.parametrize("how", ["answered", "expired", "cancelled", "dropped", "closed", "empty", "hung"])
@@ -178,8 +156,7 @@ def test_close_without_drain_or_after_its_timeout_fails_queued_requests(
     assert batcher.statistics().abandoned == 1
 
 
-def test_the_text_form_shows_the_load(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner, name="digits")
-    occupy(batcher, runner)
+def test_the_text_form_shows_the_load(busy: Busy) -> None:
+    batcher, _ = busy(name="digits")
     batcher.submit(1.0)
     assert repr(batcher) == "<Batcher digits: 1 requests running, 1 queued>"

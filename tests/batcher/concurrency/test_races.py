@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
-from batcher.conftest import Make
-from support.batcher.rig import Recorder, enqueue, new_request, occupy, reach, takes
+from batcher.conftest import Busy, Make
+from support.batcher.rig import Recorder, enqueue, new_request, reach, takes
 
 from tensorferry.batcher import Outcome, Request
-from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+from tensorferry.batcher.testing import VirtualClock
 
 
-def test_cancel_just_before_the_answer(make: Make) -> None:
-    """The model has finished, but its results are not delivered yet."""
-    held: list[Request] = []
-
-    def model_fn(x: Any) -> Any:
-        if 1.0 in x:
-            assert batcher.cancel(held[0])
-        return x
-
-    runner = ScriptedRunner(model_fn, gated=True)
-    batcher = make(runner)
-    occupy(batcher, runner)
-    request, recorder = enqueue(batcher, [1.0])
-    _, neighbour = enqueue(batcher, [2.0])
-    held.append(request)
-    runner.open()
-    assert batcher.close()
-    assert (recorder.kind, neighbour.kind) == ("Cancelled", "answered")
-
-
-def test_cancel_just_after_the_answer(make: Make, runner: ScriptedRunner) -> None:
+def test_cancel_just_after_the_answer(busy: Busy) -> None:
     """While the batch's results are delivered, the neighbour's completion comes first and cancels."""
-    batcher = make(runner)
-    occupy(batcher, runner)
+    batcher, runner = busy()
     second: list[Request] = []
     cancelled: list[bool] = []
     first = new_request([1.0], lambda _: cancelled.append(batcher.cancel(second[0])))
@@ -66,12 +44,9 @@ def test_cancel_of_a_request_from_its_own_completion(make: Make) -> None:
     assert cancelled == [False], "the whole, though it was cut into parts"
 
 
-def test_cancel_after_the_deadline_but_before_the_worker_saw_it(
-    make: Make, runner: ScriptedRunner, clock: VirtualClock
-) -> None:
+def test_cancel_after_the_deadline_but_before_the_worker_saw_it(busy: Busy, clock: VirtualClock) -> None:
     """The deadline passed first, so the request expired, whichever thread reports it."""
-    batcher = make(runner, clock=clock)
-    occupy(batcher, runner)
+    batcher, runner = busy(clock=clock)
     request, recorder = enqueue(batcher, [1.0], deadline=5.0)
     clock.advance(5)
     assert batcher.cancel(request)
@@ -80,12 +55,9 @@ def test_cancel_after_the_deadline_but_before_the_worker_saw_it(
     assert recorder.kind == "DeadlineExceeded"
 
 
-def test_cancel_between_the_closing_of_a_batch_and_its_join(
-    make: Make, runner: ScriptedRunner, clock: VirtualClock
-) -> None:
+def test_cancel_between_the_closing_of_a_batch_and_its_join(busy: Busy, clock: VirtualClock) -> None:
     """The completion of an expired request runs exactly there. The batch must not fail because of it."""
-    batcher = make(runner, clock=clock)
-    occupy(batcher, runner)
+    batcher, runner = busy(clock=clock)
     members: list[tuple[Request, Recorder]] = []
     cancelled: list[bool] = []
     expiring = new_request([0.0], lambda _: cancelled.append(batcher.cancel(members[0][0])), deadline=5.0)

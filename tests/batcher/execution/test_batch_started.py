@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from batcher.conftest import Make
-from support.batcher.rig import enqueue, fails_below_zero, occupy
+from batcher.conftest import Busy, Make
+from support.batcher.rig import enqueue, fails_below_zero
 
 from tensorferry.batcher import Request
-from tensorferry.batcher.testing import ScriptedRunner
 
 
-def test_each_run_is_announced_before_it_and_at_its_end(make: Make) -> None:
+def test_each_run_is_announced_before_it_and_at_its_end(busy: Busy) -> None:
     events: list[tuple[str, Any]] = []
 
     def model(x: Any) -> Any:
@@ -25,9 +24,7 @@ def test_each_run_is_announced_before_it_and_at_its_end(make: Make) -> None:
         events.append(("started", tags))
         return lambda: events.append(("ended", tags))
 
-    runner = ScriptedRunner(model, gated=True)
-    batcher = make(runner, batch_started=started)
-    occupy(batcher, runner)
+    batcher, runner = busy(model, batch_started=started)
     recorders = []
     for value in (1.0, -2.0):
         request, recorder = enqueue(batcher, [value])

@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from batcher.conftest import Make
-from hypothesis import given
-from hypothesis import strategies as st
-from support.batcher.rig import error, ignore, new_request, reproducible, result
+from support.batcher.rig import error, ignore, new_request, result, results
 
 from tensorferry.batcher import InvalidRequest, ModelOutputError, Request, Tensor
 from tensorferry.batcher.execution.collate import join, split
@@ -107,17 +105,8 @@ def test_strings_of_different_lengths_share_a_batch(make: Make) -> None:
     runner.await_batches(1)
     futures = [batcher.submit(text) for text in ("a", "four", "eleven char")]
     runner.open()
-    assert [result(future) for future in [first, *futures]] == [0, 1, 4, 11]
+    assert results([first, *futures]) == [0, 1, 4, 11]
     assert len(runner.batches) == 2
-
-
-@reproducible
-@given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=8), width=st.integers(0, 3))
-def test_every_request_gets_its_own_rows(counts: list[int], width: int) -> None:
-    arrays = [np.full((count, width), tag, np.int32) for tag, count in enumerate(counts)]
-    requests = requests_of(*arrays)
-    for got, sent in zip(split(join(requests), requests), arrays, strict=True):
-        np.testing.assert_array_equal(got, sent)
 
 
 def test_submit_takes_and_returns_a_row_without_the_batch_axis(make: Make) -> None:

@@ -15,11 +15,12 @@ from support.batcher.inline_runs import (
     SHORT,
     Model,
     await_worker,
+    elsewhere,
     quietly,
     short_batches,
     wake_ups,
 )
-from support.batcher.rig import Recorder, enqueue, new_request
+from support.batcher.rig import PATIENCE, Recorder, enqueue, new_request
 
 from tensorferry.batcher import Batcher, Outcome, RunTimedOut
 from tensorferry.batcher.learning.return_model import ReturnModel
@@ -96,15 +97,9 @@ def test_one_bucket_with_long_batches_is_enough_to_wake_a_worker(
     ids=lambda each: next(iter(each)),
 )
 def test_a_worker_is_woken_if_there_are_windows_or_several_devices_or_runs_are_unsteady(
-    make: Make, clock: VirtualClock, options: dict[str, Any]
+    make: Make, model: Model, clock: VirtualClock, options: dict[str, Any]
 ) -> None:
-    threads: list[threading.Thread] = []
-
-    def model_fn(x: Any) -> Any:
-        threads.append(threading.current_thread())
-        return x
-
-    batcher = make(model_fn, 4, clock=clock, **options)
+    batcher = make(model, 4, clock=clock, **options)
     for rows in (1, 4):
         batcher.add_warmup_sample(rows, SHORT)
     clock.await_sleepers(2 if {"workers", "pipelined"} & options.keys() else 1, until=math.inf)
@@ -116,7 +111,7 @@ def test_a_worker_is_woken_if_there_are_windows_or_several_devices_or_runs_are_u
         assert not recorder.outcomes, "the window must be kept"
         clock.advance(1.0)
     recorder.await_outcome()
-    assert threads != [threading.current_thread()]
+    assert not model.here
 
 
 @pytest.mark.parametrize("what", ["the run", "a run that fails", "an answer"])
@@ -128,7 +123,6 @@ def test_after_a_very_long_batch_workers_run_all_batches_for_a_second(
 
     def fail() -> None:
         long()
-        model._running -= 1
         raise ValueError
 
     def take_long(outcome: Outcome) -> None:
@@ -164,7 +158,6 @@ def test_a_long_batch_that_failed_is_run_again_by_a_worker(
 
     def fail() -> None:
         clock.advance(0.1)
-        model._running -= 1
         raise ValueError
 
     model.script = [fail]
@@ -185,11 +178,9 @@ def test_after_a_hung_run_workers_run_all_batches_for_good(
 
     def hang() -> None:
         error = RunTimedOut("it took too long")
-        if ended == "not at all":
-            batcher.abort_hung_run(0, error)
-            return
-        model._running -= 1
-        raise error
+        if ended == "by itself":
+            raise error
+        batcher.abort_hung_run(0, error)
 
     model.script = [hang]
     _, recorder, _ = quietly(batcher, [1.0])
@@ -311,4 +302,99 @@ def test_the_calling_thread_completes_expired_requests(
     assert not model.batches
     _, recorder, _ = quietly(batcher, [2.0])
     assert batcher.run_inline(MOST) == math.inf
+    assert recorder.kind == "answered"
+
+
+# Events during an inline run.
+
+
+def test_requests_of_others_run_after_the_inline_batch(
+    batcher: Batcher, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No worker is woken, because it could only leave them to the thread that runs the batch."""
+    woken, others = wake_ups(batcher, monkeypatch), []
+    model.script = [lambda: elsewhere(lambda: others.append(enqueue(batcher, [2.0])[1]))]
+    _, recorder, _ = quietly(batcher, [1.0])
+    assert batcher.run_inline(MOST) == math.inf
+    assert model.batches == [[1.0], [2.0]]
+    assert model.here
+    assert not woken
+    assert (recorder.kind, others[0].kind) == ("answered", "answered")
+
+
+def test_requests_of_others_are_run_by_a_worker_if_they_may_be_long(
+    batcher: Batcher, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others, wide = list[Recorder](), np.ones((1, 2))
+    batcher.add_warmup_sample(1, LONG, new_request(wide, Recorder()).key)
+    model.script = [lambda: elsewhere(lambda: others.append(enqueue(batcher, wide)[1]))]
+    quietly(batcher, [1.0])
+    assert batcher.run_inline(MOST) == math.inf
+    others[0].await_outcome()
+    assert [thread is threading.current_thread() for thread in model.threads] == [True, False]
+
+
+def test_a_second_thread_leaves_the_requests_to_the_first(batcher: Batcher, model: Model) -> None:
+    others: list[Recorder] = []
+
+    def another() -> None:
+        others.append(quietly(batcher, [2.0])[1])
+        assert batcher.run_inline(MOST) == math.inf
+        assert not others[0].outcomes
+
+    model.script = [lambda: elsewhere(another)]
+    quietly(batcher, [1.0])
+    assert batcher.run_inline(MOST) == math.inf
+    assert model.batches == [[1.0], [2.0]]
+    assert model.here
+    assert others[0].kind == "answered"
+
+
+def test_a_completion_may_enqueue_and_run_inline(batcher: Batcher, model: Model) -> None:
+    """The thread runs the next batch after the current one, not inside it."""
+    again = Recorder()
+
+    def complete(outcome: Outcome) -> None:
+        batcher.enqueue(new_request([2.0], again), notify=False)
+        assert batcher.run_inline(MOST) == math.inf
+        assert not again.outcomes
+
+    batcher.enqueue(new_request([1.0], complete), notify=False)
+    assert batcher.run_inline(MOST) == math.inf
+    assert again.only.outputs.tolist() == [4.0]
+
+
+def test_a_request_that_expires_during_another_batch_fails_at_once(
+    batcher: Batcher, model: Model, clock: VirtualClock
+) -> None:
+    """The worker waits for the device and cannot expire it."""
+    late: list[Recorder] = []
+
+    def expire() -> None:
+        late.append(quietly(batcher, [2.0], deadline=clock.now() + 0.01)[1])
+        clock.await_sleepers(2)
+        clock.advance(0.011)
+        late[0].await_outcome()
+
+    model.script = [expire]
+    quietly(batcher, [1.0])
+    assert batcher.run_inline(MOST) == math.inf
+    assert late[0].kind == "DeadlineExceeded"
+    assert model.batches == [[1.0]]
+
+
+def test_drain_waits_for_an_inline_run(batcher: Batcher, model: Model, clock: VirtualClock) -> None:
+    drained: list[bool] = []
+    drain = threading.Thread(target=lambda: drained.append(batcher.drain()))
+
+    def during() -> None:
+        drain.start()
+        clock.await_sleepers(2)
+        assert not drained
+
+    model.script = [during]
+    _, recorder, _ = quietly(batcher, [1.0])
+    assert batcher.run_inline(MOST) == math.inf
+    drain.join(PATIENCE)
+    assert drained == [True]
     assert recorder.kind == "answered"

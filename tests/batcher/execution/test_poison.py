@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
-from batcher.conftest import Make
+from batcher.conftest import Busy, Make
 from hypothesis import given
 from hypothesis import strategies as st
 from support.batcher.rig import enqueue, error, fails_below_zero, occupy, reproducible, result, rows
@@ -15,10 +14,8 @@ from tensorferry.batcher import Batcher, BatchFailed, QueueFull
 from tensorferry.batcher.testing import ScriptedRunner
 
 
-def test_a_failed_batch_runs_in_halves_of_halves(make: Make) -> None:
-    runner = ScriptedRunner(fails_below_zero, gated=True)
-    batcher = make(runner)
-    occupy(batcher, runner)
+def test_a_failed_batch_runs_in_halves_of_halves(busy: Busy) -> None:
+    batcher, runner = busy(fails_below_zero)
     futures = [batcher.submit(value) for value in (1.0, 2.0, -3.0, 4.0)]
     runner.open()
     assert isinstance(error(futures[2]), ValueError)
@@ -28,7 +25,7 @@ def test_a_failed_batch_runs_in_halves_of_halves(make: Make) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_an_error_of_the_whole_batch_is_that_of_each_request(make: Make, count: int) -> None:
+def test_an_error_of_the_whole_batch_is_that_of_each_request(busy: Busy, count: int) -> None:
     failure = QueueFull("another model is busy", 0.5)
 
     def fail(x: Any) -> Any:
@@ -36,9 +33,7 @@ def test_an_error_of_the_whole_batch_is_that_of_each_request(make: Make, count: 
             raise BatchFailed(failure)
         return x
 
-    runner = ScriptedRunner(fail, gated=True)
-    batcher = make(runner)
-    occupy(batcher, runner)
+    batcher, runner = busy(fail)
     futures = [batcher.submit(1.0) for _ in range(count)]
     runner.open()
     assert [error(future) for future in futures] == [failure] * count
@@ -78,11 +73,9 @@ def test_no_exception_ends_the_worker(make: Make, exception: BaseException) -> N
     assert result(batcher.submit(1.0)) == 1
 
 
-def test_an_error_does_not_refer_to_the_batch(make: Make) -> None:
+def test_an_error_does_not_refer_to_the_batch(busy: Busy) -> None:
     """Its context would show the inputs of other requests, and keep them alive."""
-    runner = ScriptedRunner(fails_below_zero, gated=True)
-    batcher = make(runner)
-    occupy(batcher, runner)
+    batcher, runner = busy(fails_below_zero)
     futures = [batcher.submit(value) for value in (1.0, -2.0, 3.0)]
     runner.open()
     caught = error(futures[1])
@@ -91,11 +84,9 @@ def test_an_error_does_not_refer_to_the_batch(make: Make) -> None:
     assert caught.__cause__ is None
 
 
-def test_a_cancel_while_halves_run_affects_no_other_request(make: Make) -> None:
+def test_a_cancel_while_halves_run_affects_no_other_request(busy: Busy) -> None:
     """The rest of the cancelled request's half must be answered."""
-    runner = ScriptedRunner(fails_below_zero, gated=True)
-    batcher = make(runner)
-    occupy(batcher, runner)
+    batcher, runner = busy(fails_below_zero)
     requests = [enqueue(batcher, [value]) for value in (-1.0, 2.0, 3.0, 4.0)]
     runner.release(2)
     runner.await_batches(3)
@@ -106,15 +97,3 @@ def test_a_cancel_while_halves_run_affects_no_other_request(make: Make) -> None:
     kinds = [recorder.kind for _, recorder in requests]
     assert kinds == ["ValueError", "answered", "Cancelled", "answered"]
     assert batcher.statistics().failed_batches == 3
-
-
-def test_many_poisoned_rows_do_not_exhaust_the_stack(make: Make) -> None:
-    """Halving is recursive: its depth is the logarithm of the batch size."""
-    count = 2 * sys.getrecursionlimit()
-    runner = ScriptedRunner(fails_below_zero, gated=True)
-    batcher = make(runner, count, max_queue_size=count)
-    occupy(batcher, runner)
-    recorders = [enqueue(batcher, [-1.0])[1] for _ in range(count)]
-    runner.open()
-    assert batcher.close()
-    assert {recorder.kind for recorder in recorders} == {"ValueError"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batcher.conftest import Make
+from batcher.conftest import Busy, Make
 from support.batcher.rig import Watch, enqueue, error, fails_below_zero, occupy, result
 
 from tensorferry.batcher import Padding, PadInput, QueueFull
@@ -56,9 +56,8 @@ def test_a_request_that_has_ended_keeps_nothing(
     assert request.rows == count
 
 
-def test_a_refused_request_is_kept_by_its_caller_only(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner, 4, max_queue_size=9)
-    occupy(batcher, runner)
+def test_a_refused_request_is_kept_by_its_caller_only(busy: Busy) -> None:
+    batcher, _ = busy(None, 4, max_queue_size=9)
     batcher.submit(1.0)
     sent = np.arange(9.0)
     ref = weakref.ref(sent)
@@ -70,7 +69,7 @@ def test_a_refused_request_is_kept_by_its_caller_only(make: Make, runner: Script
 
 @pytest.mark.parametrize("position", [0, 1, 2])
 def test_a_kept_error_does_not_keep_the_neighbours_rows(
-    make: Make, runner: ScriptedRunner, clock: VirtualClock, position: int
+    busy: Busy, clock: VirtualClock, position: int
 ) -> None:
     """Its traceback refers only to the run in which the request was alone."""
     refs: list[tuple[int, weakref.ref[Any]]] = []
@@ -79,9 +78,7 @@ def test_a_kept_error_does_not_keep_the_neighbours_rows(
         refs.append((len(x), weakref.ref(x)))
         return fails_below_zero(x)
 
-    runner = ScriptedRunner(model_fn, gated=True)
-    batcher = make(runner, clock=clock)
-    occupy(batcher, runner)
+    batcher, runner = busy(model_fn, clock=clock)
     futures = [batcher.submit(-1.0 if tag == position else 1.0) for tag in range(3)]
     runner.open()
     kept = error(futures[position])

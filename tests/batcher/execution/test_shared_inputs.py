@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from support.batcher.rig import Recorder, ignore
+from support.batcher.rig import Recorder, dirty, ignore
 
 from tensorferry.batcher import Request, Tensor
 from tensorferry.batcher.execution.collate import join
@@ -35,11 +35,8 @@ def request(rows: int, scale: float, complete: Any = ignore, place: int = 1) -> 
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("placed", [False, True])
 def test_a_shared_input_is_passed_once(place: int, placed: bool) -> None:
-    def memory(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {name: np.empty(shape, dtype) for name, (dtype, shape) in tensors.items()}
-
     for sizes in ([2, 1, 3], [1]):
-        joined = join([request(rows, 3.0, place=place) for rows in sizes], memory if placed else None)
+        joined = join([request(rows, 3.0, place=place) for rows in sizes], dirty if placed else None)
         assert joined["scale"].shape == ()
         assert joined["scale"] == 3.0
         np.testing.assert_array_equal(joined["x"], np.concatenate([np.arange(rows) for rows in sizes]))

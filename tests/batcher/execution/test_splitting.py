@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batcher.conftest import Make
+from batcher.conftest import Busy, Make
 from support.batcher.rig import (
     Recorder,
     enqueue,
@@ -14,7 +14,6 @@ from support.batcher.rig import (
     fails_below_zero,
     ignore,
     new_request,
-    occupy,
     result,
     rows,
 )
@@ -49,10 +48,8 @@ def test_dicts_and_lists_are_joined(make: Make, workers: int, model_fn: Any, sen
         assert list(output) == sent["i"].tolist()
 
 
-def test_a_failing_part_fails_the_request_once_and_cancels_the_rest(make: Make) -> None:
-    runner = ScriptedRunner(fails_below_zero, gated=True)
-    batcher = make(runner, 2)
-    occupy(batcher, runner)
+def test_a_failing_part_fails_the_request_once_and_cancels_the_rest(busy: Busy) -> None:
+    batcher, runner = busy(fails_below_zero, 2)
     request, recorder = enqueue(batcher, np.array([1.0, 2, -3, 4, 5, 6, 7]))
     neighbour = batcher.submit_rows(np.array([8.0]))
     runner.open()
@@ -81,10 +78,9 @@ def test_a_split_request_expires_between_its_parts(
     assert len(runner.batches) == 2
 
 
-def test_a_refused_request_can_be_enqueued_again(make: Make, runner: ScriptedRunner) -> None:
+def test_a_refused_request_can_be_enqueued_again(busy: Busy) -> None:
     """A refusal changes neither the queue nor the request."""
-    batcher = make(runner, 2, max_queue_size=5)
-    occupy(batcher, runner)
+    batcher, runner = busy(None, 2, max_queue_size=5)
     blocker = batcher.submit(1.0)
     recorder = Recorder()
     request = new_request(np.arange(5.0), recorder)

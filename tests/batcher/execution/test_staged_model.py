@@ -12,21 +12,13 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batcher.rig import PATIENCE, ignore, new_request, reproducible
+from support.batcher.rig import PATIENCE, dirty, ignore, new_request, reproducible
 
 from tensorferry.batcher import Batcher, StagedModel
 from tensorferry.batcher.execution.collate import join
 
 Array = npt.NDArray[Any]
 Wanted = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
-
-
-def dirty(tensors: Wanted) -> dict[str, Array]:
-    """Return memory with old contents."""
-    return {
-        name: np.frombuffer(bytearray(b"\xa5") * (int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
-        for name, (dtype, shape) in tensors.items()
-    }
 
 
 class Doubler:

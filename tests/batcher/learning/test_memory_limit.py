@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batcher.conftest import Make
+from batcher.conftest import Busy, Make
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batcher.rig import enqueue, error, occupy, reproducible, result, rows
+from support.batcher.rig import enqueue, error, occupy, reproducible, result, results, rows
 
 from tensorferry.batcher import Batcher, OutOfMemory
 from tensorferry.batcher.learning.memory_limit import MemoryRowLimit
@@ -28,14 +28,12 @@ class Memory:
         return x * 2
 
 
-def test_later_batches_are_no_larger_than_those_that_fit(make: Make, clock: VirtualClock) -> None:
-    runner = ScriptedRunner(Memory(3), gated=True)
-    batcher = make(runner, 8, clock=clock)
-    occupy(batcher, runner)
+def test_later_batches_are_no_larger_than_those_that_fit(busy: Busy, clock: VirtualClock) -> None:
+    batcher, runner = busy(Memory(3), 8, clock=clock)
     first = [batcher.submit(1.0) for _ in range(8)]
     occupied = len(runner.batches)
     runner.open()
-    assert [result(future) for future in first] == [2.0] * 8
+    assert results(first) == [2.0] * 8
     assert [len(batch) for batch in runner.batches[occupied:]] == [8, 4, 2, 2, 2, 2]
     later = [enqueue(batcher, [float(tag)])[1] for tag in range(7)]
     assert [one.await_outcome().outputs.tolist() for one in later] == [[2.0 * tag] for tag in range(7)]
@@ -54,7 +52,7 @@ def test_a_larger_batch_is_tried_after_a_while_and_the_limit_is_removed(
         before = len(runner.batches)
         futures = [batcher.submit(1.0) for _ in range(8)]
         runner.release(100)
-        assert [result(future) for future in futures] == [2.0] * 8
+        assert results(futures) == [2.0] * 8
         result(occupied)
         # The gate is closed again.
         runner.release(-(100 - (len(runner.batches) - before) - 1))
@@ -109,15 +107,13 @@ def test_every_request_gets_its_rows_whatever_fits(room: int, sizes: list[int], 
 
 
 @pytest.mark.parametrize("error_kind", [OutOfMemory, MemoryError])
-def test_a_single_row_that_does_not_fit_fails_alone(make: Make, error_kind: type[Exception]) -> None:
+def test_a_single_row_that_does_not_fit_fails_alone(busy: Busy, error_kind: type[Exception]) -> None:
     def model_fn(x: Any) -> Any:
         if (x < 0).any():
             raise error_kind("too much")
         return x * 2
 
-    runner = ScriptedRunner(model_fn, gated=True)
-    batcher = make(runner, 4)
-    occupy(batcher, runner)
+    batcher, runner = busy(model_fn, 4)
     futures = [batcher.submit_rows(np.array(x)) for x in ([1.0], [-2.0], [3.0], [4.0], [-5.0, -6.0])]
     runner.open()
     for at in (1, 4):
@@ -147,15 +143,13 @@ def test_an_indivisible_request_fails_as_a_whole(make: Make, options: dict[str, 
     assert result(batcher.submit_rows(np.ones(2))).tolist() == [2, 2]
 
 
-def test_a_failing_part_of_a_request_fails_only_that_request(make: Make) -> None:
+def test_a_failing_part_of_a_request_fails_only_that_request(busy: Busy) -> None:
     def model_fn(x: Any) -> Any:
         if (x < 0).any():
             raise ValueError("negative")
         return Memory(2)(x)
 
-    runner = ScriptedRunner(model_fn, gated=True)
-    batcher = make(runner, 8)
-    occupy(batcher, runner)
+    batcher, runner = busy(model_fn, 8)
     bad = batcher.submit_rows(np.array([1.0, 2.0, 3.0, -4.0]))
     good = batcher.submit_rows(np.array([5.0, 6.0, 7.0]))
     runner.open()
@@ -163,10 +157,8 @@ def test_a_failing_part_of_a_request_fails_only_that_request(make: Make) -> None
     assert result(good).tolist() == [10, 12, 14]
 
 
-def test_a_request_cancelled_while_its_parts_run_is_not_finished(make: Make) -> None:
-    runner = ScriptedRunner(Memory(1), gated=True)
-    batcher = make(runner, 4)
-    occupy(batcher, runner)
+def test_a_request_cancelled_while_its_parts_run_is_not_finished(busy: Busy) -> None:
+    batcher, runner = busy(Memory(1), 4)
     request, recorder = enqueue(batcher, [1.0, 2.0, 3.0, 4.0])
     # Runs of the first request, of all four, of two, and of one.
     runner.release(3)

@@ -169,7 +169,7 @@ def test_a_device_that_often_changes_its_speed_seldom_runs_the_worst_sizes() -> 
 def test_a_wrong_warm_up_is_corrected(curve: Curve, wrong: Curve) -> None:
     callers = Callers()
     for rows in SIZES:
-        callers.queue.add_warmup_sample(rows, curve(rows) * wrong(rows))
+        callers.queue.learning.add_warmup_sample(rows, curve(rows) * wrong(rows))
     callers.rate(curve, 10)
     assert callers.rate(curve, 10) >= 0.9 * best_rate(curve)
 
@@ -228,8 +228,8 @@ def test_each_bucket_has_the_size_that_pays_for_it() -> None:
 
 def test_with_a_window_batches_are_filled() -> None:
     """What a smaller batch leaves would wait for the window again."""
-    assert BatcherSettings(MOST).limits.adaptive
-    assert not BatcherSettings(MOST, max_queue_delay=1.0).limits.adaptive
+    assert BatcherSettings(MOST).sizes_pay
+    assert not BatcherSettings(MOST, max_queue_delay=1.0).sizes_pay
 
 
 @pytest.mark.parametrize("options", [{"adaptive": False}, {"preferred_batch_sizes": (4, 8)}])

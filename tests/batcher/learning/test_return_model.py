@@ -136,8 +136,8 @@ class Callers:
     def __init__(self, clock: VirtualClock, **options: Any) -> None:
         self.clock = clock
         self.queue = RequestQueue(BatcherSettings(8, **options), clock)
-        self.queue.add_warmup_sample(1, 0.010)
-        self.queue.add_warmup_sample(8, 0.0108)
+        self.queue.learning.add_warmup_sample(1, 0.010)
+        self.queue.learning.add_warmup_sample(8, 0.0108)
         for _ in range(4):
             self.arrive()
 

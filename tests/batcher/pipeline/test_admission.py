@@ -65,8 +65,7 @@ def test_classes_are_those_of_the_first_stage(puppets: Puppets) -> None:
     assert kind(low) == "Shed"
     with pytest.raises(InvalidRequest, match="priority is 3"):
         send(pipeline, [3], priority=3)
-    for runner in puppets.runners.values():
-        runner.open()
+    puppets.open()
     assert (answer(running), answer(high)) == ([2], [6])
     assert (high.only.priority, running.only.priority) == (1, 2)
     assert pipeline.statistics().shed == 1

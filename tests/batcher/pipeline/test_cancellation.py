@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.batcher.pipelines import Puppets, add_one, answer, double, kind, queued, send, send_here
 
-from tensorferry.batcher import Batcher, Request, Stage
+from tensorferry.batcher import Batcher, Request
 
 
 def test_a_request_that_waits_for_the_second_stage_never_runs_there(puppets: Puppets) -> None:
@@ -38,12 +38,7 @@ def test_all_branches_and_all_parts_of_a_split_request_are_withdrawn(puppets: Pu
     pipeline = puppets.pipeline(
         puppets.stage("a", add_one, "x", "m", max_batch_size=2),
         puppets.stage("b", double, "x", "n", max_batch_size=3),
-        Stage(
-            "join",
-            puppets.batcher("join", lambda t: {"out": t["p"] + t["q"]}),
-            {"p": "m", "q": "n"},
-            {"out": "y"},
-        ),
+        puppets.join("m", "n"),
     )
     request, recorder = send(pipeline, range(10))
     puppets.runners["a"].await_batches(1)
@@ -51,8 +46,7 @@ def test_all_branches_and_all_parts_of_a_split_request_are_withdrawn(puppets: Pu
     assert pipeline.cancel(request)
     assert recorder.kind == "Cancelled"
     assert (queued(pipeline, "a"), queued(pipeline, "b")) == (0, 0)
-    for runner in puppets.runners.values():
-        runner.open()
+    puppets.open()
     assert pipeline.drain()
     assert (puppets.rows("a"), puppets.rows("b")) == ([[0, 1]], [[0, 1, 2]])
     assert not puppets.runners["join"].batches

@@ -14,8 +14,7 @@ def test_nothing_runs_later_if_the_deadline_passes_in_the_first_stage(puppets: P
     late, fine = send(pipeline, [1], deadline=5.0)[1], send(pipeline, [2], deadline=50.0)[1]
     puppets.runners["a"].await_batches(1)
     puppets.clock.advance(5.0)
-    for runner in puppets.runners.values():
-        runner.open()
+    puppets.open()
     assert (kind(late), answer(fine)) == ("DeadlineExceeded", [6])
     assert pipeline.drain()
     assert puppets.rows("b") == [[3]]

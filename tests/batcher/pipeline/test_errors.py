@@ -43,12 +43,7 @@ def test_an_error_in_a_branch_withdraws_the_other(puppets: Puppets) -> None:
     pipeline = puppets.pipeline(
         puppets.stage("a", add_one, "x", "m"),
         puppets.stage("b", double, "x", "n"),
-        Stage(
-            "join",
-            puppets.batcher("join", lambda t: {"out": t["p"] + t["q"]}, gated=False),
-            {"p": "m", "q": "n"},
-            {"out": "y"},
-        ),
+        puppets.join("m", "n", gated=False),
     )
     running = send(pipeline, [1])[1]
     puppets.runners["a"].await_batches(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -28,8 +29,7 @@ def test_draining_answers_what_is_in_any_stage(puppets: Puppets) -> None:
     assert not pipeline.drain(0.0)
     with pytest.raises(BatcherClosed):
         send(pipeline, [9])
-    for runner in puppets.runners.values():
-        runner.open()
+    puppets.open()
     assert pipeline.close()
     assert [answer(recorder) for recorder in recorders] == [[2], [4], [6], [8]]
 
@@ -56,8 +56,7 @@ def test_closing_without_draining_answers_only_what_runs_in_the_last_stage(puppe
     assert not pipeline.close(drain=False, timeout=0.0)
     assert [kind(recorder) for recorder in (waits, queued_first)] == ["BatcherClosed"] * 2
     assert (last.outcomes, runs.outcomes) == ([], [])
-    for runner in puppets.runners.values():
-        runner.open()
+    puppets.open()
     assert (answer(last), kind(runs)) == ([4], "BatcherClosed")
     assert pipeline.close()
     counts = pipeline.statistics()
@@ -97,20 +96,23 @@ def test_a_completion_may_drain_and_close(puppets: Puppets) -> None:
     assert pipeline.statistics().answered == 1
 
 
+def empty(recorder: Recorder, deadline: float = math.inf) -> Request:
+    return Request((), recorder, names=("x",), rows=0, nbytes=0, deadline=deadline)
+
+
 def test_empty_requests_are_answered_without_a_run(puppets: Puppets) -> None:
     pipeline = puppets.two(gated=False)
     recorder = Recorder()
-    request = Request((), recorder, names=("x",), rows=0, nbytes=0)
-    pipeline.answer_without_run(request, {"y": []})
+    pipeline.answer_without_run(empty(recorder), {"y": []})
     assert recorder.only.outputs == {"y": []}
     assert puppets.rows("a") == []
     counts = pipeline.statistics()
     assert (counts.accepted, counts.answered) == (1, 1)
     with pytest.raises(DeadlineExceeded):
-        pipeline.answer_without_run(Request((), recorder, names=("x",), rows=0, nbytes=0, deadline=-1.0), {})
+        pipeline.answer_without_run(empty(recorder, deadline=-1.0), {})
     pipeline.close()
     with pytest.raises(BatcherClosed):
-        pipeline.answer_without_run(Request((), recorder, names=("x",), rows=0, nbytes=0), {})
+        pipeline.answer_without_run(empty(recorder), {})
     assert pipeline.statistics().refusals == {"deadline": 1, "closed": 1}
     first = pipeline.stage_statistics()["a"]
     assert (first.accepted, first.answered, first.refused) == (0, 0, 0), "it gets none of them"
@@ -123,4 +125,4 @@ def test_empty_requests_are_refused_while_no_device_of_the_first_stage_works(pup
     puppets.runners["a"].await_batches(1)
     first.abort_hung_run(0, RunTimedOut("hung"))
     with pytest.raises(InstanceFailed):
-        pipeline.answer_without_run(Request((), Recorder(), names=("x",), rows=0, nbytes=0), {})
+        pipeline.answer_without_run(empty(Recorder()), {})

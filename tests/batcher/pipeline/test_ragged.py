@@ -9,19 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batcher.pipelines import Puppets, kind, send
+from support.batcher.pipelines import Puppets, count_up, kind, send
 from support.batcher.rig import reproducible, result
 
 from tensorferry.batcher import Batcher, ModelOutputError, Padding, PadInput, Pipeline, Stage, stack_rows
-
-
-def count_up(inputs: Mapping[str, Any]) -> Any:
-    """Return for each number the numbers from 1 to it, and as many ones."""
-    lengths = [int(x) for x in inputs["x"]]
-    return {
-        "ids": [np.arange(1, length + 1) for length in lengths],
-        "mask": [np.ones(length, bool) for length in lengths],
-    }
 
 
 def test_strings_keep_their_nuls_at_the_end() -> None:

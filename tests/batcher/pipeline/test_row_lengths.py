@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batcher.pipelines import Puppets
+from support.batcher.pipelines import Puppets, count_up
 from support.batcher.rig import PATIENCE, error, reproducible, result
 
 from tensorferry.batcher import Batcher, ModelOutputError, OutOfMemory, Padding, PadInput, Pipeline, Stage
@@ -18,16 +18,6 @@ from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 LENGTHS = (2, 4, 8)
 PADDING = Padding(LENGTHS, {"ids": PadInput(1, 0), "mask": PadInput(1, False)}, outputs={"doubled": 1})
-
-
-def count_up(inputs: Mapping[str, Any]) -> Any:
-    """Return for each number the numbers from 1 to it, as many ones, and the number."""
-    lengths = [int(x) for x in inputs["x"]]
-    return {
-        "ids": [np.arange(1, length + 1) for length in lengths],
-        "mask": [np.ones(length, bool) for length in lengths],
-        "length": np.array(lengths),
-    }
 
 
 def masked_sum(inputs: Mapping[str, Any]) -> Any:

@@ -50,12 +50,7 @@ def test_times_of_branches_are_those_of_the_way_to_the_last_stage(puppets: Puppe
     pipeline = puppets.pipeline(
         puppets.stage("short", slow(clock, 1.0), "x", "m", gated=False),
         puppets.stage("long", slow(clock, 5.0), "x", "n", gated=False),
-        Stage(
-            "join",
-            puppets.batcher("join", lambda t: {"out": t["p"] + t["q"]}, gated=False),
-            {"p": "m", "q": "n"},
-            {"out": "y"},
-        ),
+        puppets.join("m", "n", gated=False),
     )
     outcome = send_here(pipeline, [1])[1].await_outcome()
     assert outcome.batch is not None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 import numpy as np
 import pytest
 from batcher.conftest import Make
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.batcher.rig import error, ignore, occupy, reproducible, result
+from support.batcher.rig import error, ignore, occupy, reproducible, result, results
 
 from tensorferry.batcher import ClientPolicy, QueueFull, Request, RequestTooLarge, Shed
 from tensorferry.batcher.policy.client_fairness import StartTimeFairQueue, all_in_time, pick_by_virtual_time
@@ -18,14 +18,8 @@ from tensorferry.batcher.request import Share
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
-@dataclass(frozen=True)
-class Wants:
-    """A queued request of a client."""
-
-    client: str
-    rows_counted: int = 1
-    arrival: float = 0.0
-    deadline: float = float("inf")
+def wants(client: str, rows: int = 1, deadline: float = math.inf) -> Request:
+    return Request((), ignore, names=None, rows=rows, nbytes=0, deadline=deadline, client=client)
 
 
 class Times:
@@ -49,7 +43,7 @@ def turns_of(clients: dict[str, int], queued: dict[str, int]) -> StartTimeFairQu
     return turns
 
 
-def run(turns: StartTimeFairQueue, queues: dict[str, list[Wants]], rows: int) -> list[str]:
+def run(turns: StartTimeFairQueue, queues: dict[str, list[Request]], rows: int) -> list[str]:
     """Form a batch of these rows; return the clients of its requests."""
     chosen = pick_by_virtual_time({name: iter(queue) for name, queue in queues.items()}, turns.shares, rows)
     turns.charge(chosen)
@@ -73,18 +67,18 @@ def run(turns: StartTimeFairQueue, queues: dict[str, list[Wants]], rows: int) ->
 def test_the_smallest_virtual_start_is_next(
     weights: dict[str, int], queued: dict[str, int], rows: int, chosen: str
 ) -> None:
-    queues = {name: [Wants(name) for _ in range(count)] for name, count in queued.items()}
+    queues = {name: [wants(name) for _ in range(count)] for name, count in queued.items()}
     got = run(turns_of(weights, queued), queues, rows)
     assert sorted(got) == sorted(chosen)
 
 
 def test_a_new_client_has_no_saved_share() -> None:
     turns = turns_of({}, {"a": 1000})
-    queues = {"a": [Wants("a") for _ in range(1000)]}
+    queues = {"a": [wants("a") for _ in range(1000)]}
     for _ in range(10):
         run(turns, queues, 32)
     turns.add_rows("b", 100)
-    queues["b"] = [Wants("b") for _ in range(100)]
+    queues["b"] = [wants("b") for _ in range(100)]
     assert run(turns, queues, 32).count("a") == 16
 
 
@@ -99,7 +93,7 @@ def test_backlogged_clients_get_rows_by_weight(
 ) -> None:
     """The paper's bound: two backlogged clients differ by at most their largest requests, by weight."""
     by_name = dict(zip("abcd", weights, strict=False))
-    queues = {name: [Wants(name, rows_counted) for rows_counted in costs] for name in by_name}
+    queues = {name: [wants(name, rows_counted) for rows_counted in costs] for name in by_name}
     turns = turns_of(by_name, dict.fromkeys(by_name, sum(costs)))
     served = dict.fromkeys(by_name, 0.0)
     for rows in batches:
@@ -126,7 +120,7 @@ def test_backlogged_clients_get_rows_by_weight(
     ],
 )
 def test_whether_all_can_be_in_time(deadlines: list[float], part: float, expected: bool) -> None:
-    with_deadline = [Wants("a", deadline=deadline) for deadline in deadlines]
+    with_deadline = [wants("a", deadline=deadline) for deadline in deadlines]
     assert all_in_time(with_deadline, len(with_deadline), 2, 0.0, Times(), part) is expected
 
 
@@ -152,8 +146,7 @@ def test_a_full_queue_accepts_clients_below_their_share(make: Make) -> None:
     assert isinstance(error(greedy[3]), Shed)
     assert "clients that hold less than their share" in str(error(greedy[2]))
     runner.open()
-    for future in [first, *greedy[:2], *meek]:
-        result(future)
+    results([first, *greedy[:2], *meek])
 
 
 def test_the_kinds_of_a_single_client_run_in_order_of_their_deadlines(
@@ -166,7 +159,7 @@ def test_the_kinds_of_a_single_client_run_in_order_of_their_deadlines(
     kinds = [("f4", 7.0), ("i8", 5.0), ("f2", 6.0)]
     futures = [batcher.submit(np.ones((), kind), timeout=timeout) for kind, timeout in kinds]
     runner.open()
-    assert [result(future) for future in futures] == [2] * 3
+    assert results(futures) == [2] * 3
     assert [batch.dtype for batch in runner.batches[1:]] == ["i8", "f2", "f4"]
 
 
@@ -195,8 +188,7 @@ def test_a_client_is_held_to_its_bounds(
     accepted.append(batcher.submit(1.0, client="b"))
     accepted[-1].cancel()
     runner.open()
-    for future in [first, *accepted[:-1]]:
-        result(future)
+    results([first, *accepted[:-1]])
     clock.advance(refused.value.retry_after)
     result(batcher.submit_rows([1.0] * sent[-1], client="a"))
 
@@ -217,7 +209,7 @@ def test_a_request_beyond_a_clients_bounds_is_refused(make: Make, policy: Client
 
 def test_a_client_may_retry_once_there_is_room_for_its_request() -> None:
     quotas = ClientQuotas(ClientPolicy(max_requests=4))
-    request = Request((), ignore, names=None, rows=1, nbytes=0, client="a")
+    request = wants("a")
     for _ in range(4):
         quotas.accepted([request], 0.0)
     with pytest.raises(QueueFull) as refused:
@@ -228,12 +220,12 @@ def test_a_client_may_retry_once_there_is_room_for_its_request() -> None:
 def test_many_client_names_use_bounded_memory() -> None:
     quotas = ClientQuotas(ClientPolicy(rate=1.0, burst=5, max_requests=9))
     for number in range(20_000):
-        request = Request((), ignore, names=None, rows=1, nbytes=0, client=f"address {number}")
+        request = wants(f"address {number}")
         quotas.check(request.client, 1, 0, 0.0, float)
         quotas.accepted([request], 0.0)
         quotas.done(request)
     assert quotas.clients <= 4097
-    late = Request((), ignore, names=None, rows=1, nbytes=0, client="late")
+    late = wants("late")
     for _ in range(5000):
         quotas.accepted([late], 100.0)
         quotas.done(late)

@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batcher.rig import reproducible
+from support.batcher.rig import ignore, reproducible
 
 from tensorferry.batcher.learning.cost_model import BatchCostModel
 from tensorferry.batcher.policy.batch_forming import form_batch
-from tensorferry.batcher.policy.close_rule import Close, Wait, decide
+from tensorferry.batcher.policy.class_queue import ClassQueue
+from tensorferry.batcher.policy.close_rule import Close, decide
 from tensorferry.batcher.policy.load_shedding import ArrivalDemand, infeasible
-from tensorferry.batcher.policy.prefixes import take_prefix
-from tensorferry.batcher.request import CloseReason
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.request import CloseReason, Request
+from tensorferry.batcher.settings import BatcherSettings
 
 
-@dataclass(frozen=True)
-class Waiting:
-    rows_counted: int = 1
-    arrival: float = 0.0
-    deadline: float = math.inf
+def waiting(rows: int = 1, arrival: float = 0.0, deadline: float = math.inf) -> Request:
+    request = Request((), ignore, names=None, rows=rows, nbytes=0, deadline=deadline)
+    request.arrival = arrival
+    return request
 
 
-@dataclass(frozen=True)
-class ClassQueueOf:
+def class_queue(requests: Sequence[Request], max_wait_before_priority: float = 1000.0) -> ClassQueue:
     """A class queue of these requests, due when they have waited for long."""
-
-    with_deadline: list[Waiting]
-    without_deadline: list[Waiting]
-    max_wait_before_priority: float = 1000.0
-    serve_by: float = math.inf
-
-    @property
-    def rows(self) -> int:
-        return sum(request.rows_counted for request in self.with_deadline + self.without_deadline)
+    queue = ClassQueue()
+    queue.max_wait_before_priority = max_wait_before_priority
+    for request in requests:
+        queue.add(request)
+    return queue
 
 
 @dataclass(frozen=True)
@@ -49,51 +43,29 @@ class View:
     full_rows: int = 4
 
     @property
-    def class_queues(self) -> list[ClassQueueOf]:
-        waiting = [Waiting(arrival=self.oldest_arrival)] * self.rows
-        return [ClassQueueOf([], waiting, serve_by=self.oldest_arrival + 1000)]
+    def class_queues(self) -> list[ClassQueue]:
+        return [class_queue([waiting(arrival=self.oldest_arrival)] * self.rows)]
 
 
-GREEDY = Limits(4, 0.0)
-WINDOW = Limits(4, 10.0)
-
-
-A, B = View(1, 5), View(1, 3)
+GREEDY = BatcherSettings(4, 0.0)
+WINDOW = BatcherSettings(4, 10.0)
 
 
 @pytest.mark.parametrize(
-    ("buckets", "now", "limits", "draining", "expected"),
+    ("view", "now", "settings", "draining", "reason"),
     [
-        ({}, 0, WINDOW, True, Wait(math.inf)),
-        ({"a": A}, 5, GREEDY, False, Close("a", CloseReason.IDLE, 4)),
-        ({"a": View(4, 5)}, 5, GREEDY, False, Close("a", CloseReason.FULL, 4)),
-        ({"a": A}, 15, WINDOW, False, Close("a", CloseReason.WINDOW, 4)),
-        ({"a": View(9, 5)}, 5, WINDOW, False, Close("a", CloseReason.FULL, 4)),
-        ({"a": A}, 5, WINDOW, True, Close("a", CloseReason.DRAIN, 4)),
-        ({"a": View(1, 5, 8)}, 8, WINDOW, False, Close("a", CloseReason.WINDOW, 4)),
-        ({"a": A, "b": B}, 5, WINDOW, False, Wait(13)),
-        ({"a": View(4, 5), "b": B}, 5, GREEDY, False, Close("b", CloseReason.IDLE, 4)),
-        ({"a": View(4, 5), "b": B}, 6, WINDOW, False, Close("a", CloseReason.FULL, 4)),
-        ({"a": B, "b": B}, 5, GREEDY, False, Close("a", CloseReason.IDLE, 4)),
-    ],
-    ids=[
-        "nothing queued",
-        "alone: at once",
-        "full, no window",
-        "window over",
-        "over-full: early",
-        "drain: early",
-        "closed for a deadline",
-        "the first window end",
-        "full no rank",
-        "only one may be closed",
-        "tie: first",
+        pytest.param(View(1, 5), 5, GREEDY, False, CloseReason.IDLE, id="alone: at once"),
+        pytest.param(View(4, 5), 5, GREEDY, False, CloseReason.FULL, id="full, no window"),
+        pytest.param(View(1, 5), 15, WINDOW, False, CloseReason.WINDOW, id="window over"),
+        pytest.param(View(9, 5), 5, WINDOW, False, CloseReason.FULL, id="over-full: early"),
+        pytest.param(View(1, 5), 5, WINDOW, True, CloseReason.DRAIN, id="drain: early"),
+        pytest.param(View(1, 5, 8), 8, WINDOW, False, CloseReason.WINDOW, id="closed for a deadline"),
     ],
 )
-def test_decides(
-    buckets: Mapping[Hashable, View], now: float, limits: Limits, draining: bool, expected: Close | Wait
+def test_the_reason_of_a_close(
+    view: View, now: float, settings: BatcherSettings, draining: bool, reason: CloseReason
 ) -> None:
-    assert decide(buckets, now, limits, draining) == expected
+    assert decide({"a": view}, now, settings, draining) == Close("a", reason, 4)
 
 
 class Affine:
@@ -140,29 +112,29 @@ class Unknown:
     ("deadline", "dropped"), [(115.9, True), (116, True), (116.1, False), (math.inf, False)]
 )
 def test_a_request_that_would_be_late_even_alone_is_infeasible(deadline: float, dropped: bool) -> None:
-    request = Waiting(6, deadline=deadline)
+    request = waiting(6, deadline=deadline)
     assert infeasible([request], 100.0, Affine().upper) == ([request] if dropped else [])
 
 
 BUSY = ArrivalDemand(rows_per_second=1.0, typical_deadline=40.0)
 
 
-def with_deadline(*deadlines: float, rows_counted: int = 1) -> list[Waiting]:
-    return [Waiting(rows_counted, deadline=deadline) for deadline in deadlines]
+def with_deadline(*deadlines: float, rows_counted: int = 1) -> list[Request]:
+    return [waiting(rows_counted, deadline=deadline) for deadline in deadlines]
 
 
 def form(
-    with_deadline: list[Waiting],
-    without_deadline: list[Waiting] = [],  # noqa: B006 (never changed)
+    with_deadline: list[Request],
+    without_deadline: list[Request] = [],  # noqa: B006 (never changed)
     *,
     most: int = 8,
     now: float = 0.0,
     demand: ArrivalDemand = BUSY,
     times: Affine | None = None,
     max_wait_before_priority: float = 1000.0,
-) -> tuple[list[Waiting], list[Waiting]]:
+) -> tuple[list[Request], list[Request]]:
     formed = form_batch(
-        [ClassQueueOf(with_deadline, without_deadline, max_wait_before_priority)],
+        [class_queue(with_deadline + without_deadline, max_wait_before_priority)],
         0,
         [most],
         now,
@@ -221,11 +193,9 @@ def test_a_slow_spell_that_is_over_is_forgotten_though_only_small_batches_keep_t
         times.add_warmup_sample(size, 0.0045 + 0.005 * size)
     for _ in range(60):
         times.observe(0.0, 16, slowdown * 0.0845)
-    backlog = with_deadline(*[0.02 + 0.48 * at / 250 for at in range(250)])
+    backlog = class_queue(with_deadline(*[0.02 + 0.48 * at / 250 for at in range(250)]))
     for _ in range(200):
-        formed = form_batch(
-            [ClassQueueOf(backlog, [])], 0, [16], 0.0, 16, times, lambda: ArrivalDemand(520.0, 0.5)
-        )
+        formed = form_batch([backlog], 0, [16], 0.0, 16, times, lambda: ArrivalDemand(520.0, 0.5))
         (rows,) = formed.rows
         times.observe(0.0, rows, 0.0045 + 0.005 * rows)
     assert rows == 16
@@ -233,32 +203,18 @@ def test_a_slow_spell_that_is_over_is_forgotten_though_only_small_batches_keep_t
 
 
 def test_a_request_without_deadline_is_never_shed_and_fills_the_room() -> None:
-    without_deadline = [Waiting(), Waiting()]
+    without_deadline = [waiting(), waiting()]
     queue = with_deadline(30, 31, 32)
     assert form(queue, without_deadline, most=4) == (queue + without_deadline[:1], [])
     assert form([], without_deadline, most=4) == (without_deadline, [])
 
 
 def test_an_overdue_request_without_deadline_precedes_those_with_deadlines_which_keep_half_the_room() -> None:
-    without_deadline = [Waiting(arrival=0.0) for _ in range(9)]
+    without_deadline = [waiting(arrival=0.0) for _ in range(9)]
     queue = with_deadline(*[200.0 + i for i in range(9)])
     kept, shed = form(queue, without_deadline, now=100.0, max_wait_before_priority=50.0)
     assert kept == without_deadline[:4] + queue[:4]
     assert shed == []
-
-
-@reproducible
-@given(costs=st.lists(st.integers(1, 12), max_size=20), most=st.integers(0, 10))
-def test_take_prefix_returns_the_longest_prefix_that_fits(costs: list[int], most: int) -> None:
-    queue = [Waiting(rows_counted) for rows_counted in costs]
-    kept = take_prefix(queue, most)
-    rows = sum(request.rows_counted for request in kept)
-    assert all(a is b for a, b in zip(kept, queue, strict=False)), "in order, without gaps"
-    assert bool(kept) == bool(queue), "the first request is always taken"
-    assert rows <= most or len(kept) == 1, "only a single first request may exceed the maximum"
-    assert len(kept) == len(queue) or rows + queue[len(kept)].rows_counted > most, (
-        "no room is left for the next"
-    )
 
 
 NOW = 100.0
@@ -268,19 +224,19 @@ views = st.builds(
     oldest_arrival=st.floats(NOW - 20, NOW),
     latest_start=st.one_of(st.just(math.inf), st.floats(NOW, NOW + 20, exclude_min=True)),
 )
-limits = st.builds(Limits, st.integers(1, 6), st.sampled_from([0.0, 0.5, 10.0]))
+limits = st.builds(BatcherSettings, st.integers(1, 6), st.sampled_from([0.0, 0.5, 10.0]))
 buckets = st.dictionaries(st.integers(0, 9), views, max_size=6)
 
 
-def _may_close(view: View, limit: Limits, draining: bool) -> bool:
+def _may_close(view: View, limit: BatcherSettings, draining: bool) -> bool:
     window_over = min(view.oldest_arrival + limit.max_queue_delay, view.latest_start) <= NOW
-    return draining or window_over or view.rows >= limit.max_batch_size
+    return draining or window_over or view.rows >= view.full_rows
 
 
 @reproducible
 @given(buckets=buckets, limit=limits, draining=st.booleans())
 def test_of_the_buckets_that_may_be_closed_the_oldest_is(
-    buckets: Mapping[Hashable, View], limit: Limits, draining: bool
+    buckets: Mapping[Hashable, View], limit: BatcherSettings, draining: bool
 ) -> None:
     ready = {key: view for key, view in buckets.items() if _may_close(view, limit, draining)}
     decision = decide(buckets, NOW, limit, draining)
@@ -294,7 +250,7 @@ def test_of_the_buckets_that_may_be_closed_the_oldest_is(
 @reproducible
 @given(buckets=buckets, limit=limits)
 def test_a_wait_ends_with_the_next_event_and_not_before(
-    buckets: Mapping[Hashable, View], limit: Limits
+    buckets: Mapping[Hashable, View], limit: BatcherSettings
 ) -> None:
     decision = decide(buckets, NOW, limit, draining=False)
     if isinstance(decision, Close):

@@ -10,16 +10,16 @@ import math
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from batcher.policy.test_close_rule import Waiting
+from batcher.policy.test_close_rule import waiting
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batcher.rig import Recorder, new_request, reproducible, result
+from support.batcher.rig import Recorder, new_request, reproducible, results
 
 from tensorferry.batcher import CloseReason
 from tensorferry.batcher.policy.close_rule import Wait, preferred_rows
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment
-from tensorferry.batcher.settings import BatcherSettings, Limits
+from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 DELAY = 5.0
@@ -101,7 +101,9 @@ def test_without_a_delay_batches_have_preferred_sizes_if_possible(rows: int, bat
     preferred=st.sets(st.integers(1, 8), min_size=1).map(lambda sizes: tuple(sorted(sizes))),
 )
 def test_a_batch_closed_early_is_a_prefix_of_the_queue(costs: list[int], preferred: tuple[int, ...]) -> None:
-    rows = preferred_rows([Waiting(rows_counted) for rows_counted in costs], Limits(8, DELAY, preferred))
+    rows = preferred_rows(
+        [waiting(rows_counted) for rows_counted in costs], BatcherSettings(8, DELAY, preferred)
+    )
     sums = [sum(costs[:count]) for count in range(len(costs) + 1)]
     assert rows in sums
     assert rows <= 8
@@ -123,7 +125,7 @@ def test_a_worker_that_waits_for_a_window_is_woken_for_a_preferred_size(
     futures = [batcher.submit(1.0)]
     clock.await_sleepers(until=DELAY)
     futures += [batcher.submit(1.0) for _ in range(2)]
-    assert [result(future) for future in futures] == [2] * 3
+    assert results(futures) == [2] * 3
     assert clock.now() == 0
     assert batcher.statistics().close_reasons == {CloseReason.PREFERRED: 1}
 

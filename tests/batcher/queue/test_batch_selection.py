@@ -6,22 +6,15 @@ import threading
 
 import numpy as np
 import pytest
-from batcher.conftest import Make
-from support.batcher.rig import PATIENCE, new_request, occupy, result, rows
+from batcher.conftest import Busy, Make
+from support.batcher.rig import PATIENCE, new_request, result, results, rows
 
 from tensorferry.batcher import CloseReason
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
-def test_a_lone_request_never_waits_for_others(make: Make, clock: VirtualClock) -> None:
-    batcher = make(lambda x: x * 2, 32, clock=clock)
-    assert [result(batcher.submit(value)) for value in (1.0, 2.0)] == [2.0, 4.0]
-    assert batcher.statistics().close_reasons == {CloseReason.IDLE: 2}
-
-
-def test_rows_fill_a_batch_not_requests(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
-    batcher = make(runner, 4, clock=clock)
-    occupy(batcher, runner)
+def test_rows_fill_a_batch_not_requests(busy: Busy, clock: VirtualClock) -> None:
+    batcher, runner = busy(None, 4, clock=clock)
     futures = [batcher.submit_rows(np.full(count, float(count))) for count in (3, 1, 2, 3, 1)]
     runner.open()
     assert [result(future).tolist() for future in futures] == [[6] * 3, [2], [4] * 2, [6] * 3, [2]]
@@ -38,7 +31,7 @@ def test_a_window_ends_so_long_after_the_arrival_of_the_oldest(make: Make, clock
     clock.advance(3.5)
     assert not runner.batches
     clock.advance(0.5)
-    assert [result(future) for future in futures] == [2, 4]
+    assert results(futures) == [2, 4]
     assert rows(runner) == [[1, 2]]
     assert batcher.statistics().close_reasons == {CloseReason.WINDOW: 1}
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batcher.conftest import Make
-from support.batcher.rig import enqueue, fails_below_zero, occupy, result
+from batcher.conftest import Busy, Make
+from support.batcher.rig import enqueue, fails_below_zero, result, results
 
 from tensorferry.batcher import DeadlineExceeded
-from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+from tensorferry.batcher.testing import VirtualClock
 
 N = 4
 WAYS = {
@@ -26,11 +26,9 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", [1, 3], ids=["one row", "three rows"])
 def test_the_others_are_answered_and_the_one_ends_once(
-    make: Make, clock: VirtualClock, way: str, position: int, size: int
+    busy: Busy, clock: VirtualClock, way: str, position: int, size: int
 ) -> None:
-    runner = ScriptedRunner(fails_below_zero, gated=True)
-    batcher = make(runner, N * size, clock=clock)
-    occupy(batcher, runner)
+    batcher, runner = busy(fails_below_zero, N * size, clock=clock)
     values = [float(10 + tag) for tag in range(N)]
     if way == "the model raises for it":
         values[position] *= -1
@@ -74,7 +72,7 @@ def test_a_passed_deadline_is_refused_on_arrival(make: Make, timeout: float) -> 
     assert (batcher.statistics().accepted, batcher.statistics().refused) == (0, 1)
 
 
-def test_a_raising_completion_affects_no_other_request(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_raising_completion_affects_no_other_request(busy: Busy, caplog: pytest.LogCaptureFixture) -> None:
     """Its neighbours and the worker are unaffected, even by SystemExit, which would silently end a
     thread.
     """
@@ -82,12 +80,10 @@ def test_a_raising_completion_affects_no_other_request(make: Make, caplog: pytes
     def rude(done: Any) -> None:
         raise SystemExit
 
-    runner = ScriptedRunner(gated=True)
-    batcher = make(runner)
-    occupy(batcher, runner)
+    batcher, runner = busy()
     futures = [batcher.submit(float(tag)) for tag in range(3)]
     futures[0].add_done_callback(rude)
     runner.open()
-    assert [result(future) for future in futures] == [0, 2, 4]
+    assert results(futures) == [0, 2, 4]
     assert result(batcher.submit(3.0)) == 6
     assert [record.message for record in caplog.records] == ["the completion of a request of batcher raised"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from batcher.conftest import Make
+from batcher.conftest import Busy, Make
 from polling import until
 from support.batcher.rig import Recorder, enqueue, error, new_request, occupy, reach, result, rows
 
@@ -40,19 +40,18 @@ class Device:
         self.broken = False
 
 
-def broken_with(make: Make, count: int, **options: Any) -> tuple[Batcher, Device, list[Recorder], list[Any]]:
+def broken_with(make: Make, count: int, **options: Any) -> tuple[Batcher, Device, list[Recorder]]:
     """A batcher whose device has failed with this many requests, and is recovering."""
     device = Device()
     runner = ScriptedRunner(device, gated=True)
     batcher = make(runner, 4, **options)
-    first = enqueue(batcher, [0.0])
+    recorders = [enqueue(batcher, [0.0])[1]]
     runner.await_batches(1)
-    sent = [enqueue(batcher, [float(tag)]) for tag in range(1, count)]
+    recorders += [enqueue(batcher, [float(tag)])[1] for tag in range(1, count)]
     device.broken = True
     runner.open()
     reach(device.tried)
-    everyone = [first, *sent]
-    return batcher, device, [recorder for _, recorder in everyone], [request for request, _ in everyone]
+    return batcher, device, recorders
 
 
 def answered_again(batcher: Batcher) -> bool:
@@ -65,7 +64,7 @@ def answered_again(batcher: Batcher) -> bool:
 
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_the_batch_is_run_again_when_the_device_is_back(make: Make, pipelined: bool) -> None:
-    batcher, device, recorders, _ = broken_with(make, 4, pipelined=pipelined)
+    batcher, device, recorders = broken_with(make, 4, pipelined=pipelined)
     until(lambda: batcher.statistics().sizes.queued >= 4)
     device.may_return.set()
     assert [recorder.await_outcome().outputs.tolist() for recorder in recorders] == [[0], [2], [4], [6]]
@@ -174,7 +173,7 @@ def test_a_queue_timeout_ends_with_the_first_dispatch(make: Make, clock: Virtual
 def test_drain_during_the_recovery_waits_for_it_and_close_fails_queued_requests(
     make: Make, drain: bool
 ) -> None:
-    batcher, device, recorders, _ = broken_with(make, 3)
+    batcher, device, recorders = broken_with(make, 3)
     if drain:
         assert not batcher.drain(timeout=0.01)
     else:
@@ -201,7 +200,7 @@ def test_a_device_that_fails_after_close_fails_its_batch(make: Make) -> None:
 def test_a_failed_recovery_fails_queued_requests_and_is_repeated(
     make: Make, clock: VirtualClock, how: Exception
 ) -> None:
-    batcher, device, recorders, _ = broken_with(make, 3, clock=clock)
+    batcher, device, recorders = broken_with(make, 3, clock=clock)
     device.vain = [how]
     device.may_return.set()
     for recorder in recorders:
@@ -241,7 +240,7 @@ def test_a_run_that_does_not_return_is_given_up(make: Make, pipelined: bool) -> 
 
 
 def test_a_recovery_that_does_not_return_is_given_up(make: Make) -> None:
-    batcher, device, recorders, _ = broken_with(make, 2)
+    batcher, device, recorders = broken_with(make, 2)
     batcher.abort_hung_run(0, RunTimedOut("the recovery hangs"))
     assert [recorder.await_outcome() and recorder.kind for recorder in recorders] == ["InstanceFailed"] * 2
     with pytest.raises(InstanceFailed):
@@ -250,15 +249,13 @@ def test_a_recovery_that_does_not_return_is_given_up(make: Make) -> None:
     until(lambda: answered_again(batcher))
 
 
-def test_a_run_that_took_too_long_fails_its_requests_and_runs_nothing_again(make: Make) -> None:
+def test_a_run_that_took_too_long_fails_its_requests_and_runs_nothing_again(busy: Busy) -> None:
     def model_fn(x: Any) -> Any:
         if len(x) > 1:
             raise RunTimedOut("too long")
         return x * 2
 
-    runner = ScriptedRunner(model_fn, gated=True)
-    batcher = make(runner, 4)
-    occupy(batcher, runner)
+    batcher, runner = busy(model_fn, 4)
     futures = [batcher.submit(1.0) for _ in range(3)]
     runner.open()
     assert [str(error(future)) for future in futures] == ["too long"] * 3

@@ -8,9 +8,9 @@ import math
 import threading
 
 import pytest
-from batcher.conftest import Make
+from batcher.conftest import Busy, Make
 from polling import until
-from support.batcher.rig import error, occupy, result, takes
+from support.batcher.rig import error, occupy, result, results, takes
 
 from tensorferry.batcher import DeadlineExceeded
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
@@ -55,14 +55,11 @@ def test_an_expired_request_is_completed_while_every_worker_is_busy(
     assert not any(future.done() for future in [*busy, living])
     assert batcher.statistics().expired == 2
     runner.open()
-    assert [result(future) for future in [*busy, living]] == [0] * len(busy) + [4]
+    assert results([*busy, living]) == [0] * len(busy) + [4]
 
 
-def test_an_earlier_deadline_moves_the_watch_forward(
-    make: Make, runner: ScriptedRunner, clock: Watched
-) -> None:
-    batcher = make(runner, 1, clock=clock)
-    occupy(batcher, runner)
+def test_an_earlier_deadline_moves_the_watch_forward(busy: Busy, clock: Watched) -> None:
+    batcher, _ = busy(None, 1, clock=clock)
     batcher.submit(1.0, timeout=50.0)
     clock.await_sleepers(until=50.0)
     early = batcher.submit(1.0, timeout=5.0)
@@ -96,24 +93,20 @@ def test_an_idle_worker_watches_deadlines_alone(make: Make, clock: Watched) -> N
     assert result(future) == 2
 
 
-def test_without_deadlines_no_thread_waits_for_one(
-    make: Make, runner: ScriptedRunner, clock: Watched
-) -> None:
-    batcher = make(runner, 1, clock=clock)
-    occupy(batcher, runner)
+def test_without_deadlines_no_thread_waits_for_one(busy: Busy, clock: Watched) -> None:
+    batcher, runner = busy(None, 1, clock=clock)
     waits = clock.waits
     queued = [batcher.submit(1.0) for _ in range(50)]
     clock.advance(1e6)
     assert not any(future.done() for future in queued)
     assert clock.waits == waits
     runner.open()
-    assert [result(future) for future in queued] == [2] * 50
+    assert results(queued) == [2] * 50
 
 
-def test_waiting_for_deadlines_is_no_busy_loop(make: Make, runner: ScriptedRunner, clock: Watched) -> None:
+def test_waiting_for_deadlines_is_no_busy_loop(busy: Busy, clock: Watched) -> None:
     """One wait for each deadline that becomes the earliest, and one for each that passes."""
-    batcher = make(runner, 1, clock=clock)
-    occupy(batcher, runner)
+    batcher, _ = busy(None, 1, clock=clock)
     before = clock.waits
     futures = [batcher.submit(1.0, timeout=float(timeout)) for timeout in range(1, 21)]
     for future in futures:

@@ -28,7 +28,7 @@ class QueueUnderLoad:
             BatcherSettings(MOST, priority_weights=(1,) * classes, clients=clients), self.clock
         )
         for rows in (1, MOST):
-            self.inner.add_warmup_sample(rows, rows * FULL / MOST)
+            self.inner.learning.add_warmup_sample(rows, rows * FULL / MOST)
         self.work: BatchAssignment | None = None
         # The prediction is recent.
         self.offer(TIMEOUT)
@@ -182,15 +182,15 @@ def test_refused_requests_count_as_demand() -> None:
 def test_requests_like_a_refused_one_are_refused_before_they_are_read() -> None:
     queue = QueueUnderLoad()
     soon = queue.clock.now() + TIMEOUT
-    assert queue.inner.fast_reject(soon) is None, "no request was rejected"
+    assert queue.inner.admission.fast_reject(soon) is None, "no request was rejected"
     queue.fill()
-    refusal = queue.inner.fast_reject(soon)
+    refusal = queue.inner.admission.fast_reject(soon)
     assert refusal is not None
     assert (str(refusal), refusal.retry_after) == (str(queue.refusal), queue.refusal.retry_after)
-    assert queue.inner.fast_reject(soon - 0.5) is None, "it runs before"
-    assert queue.inner.fast_reject(soon + 1.0) is None, "it has more time"
+    assert queue.inner.admission.fast_reject(soon - 0.5) is None, "it runs before"
+    assert queue.inner.admission.fast_reject(soon + 1.0) is None, "it has more time"
     queue.clock.advance(4.1 * queue.refusal.pause_seconds)
-    assert queue.inner.fast_reject(soon) is None, "it was a while ago"
+    assert queue.inner.admission.fast_reject(soon) is None, "it was a while ago"
 
 
 def test_others_may_wait_for_a_part_of_their_timeout() -> None:
@@ -215,10 +215,10 @@ def test_now_and_then_one_is_checked() -> None:
     soon = queue.clock.now() + TIMEOUT
     queue.fill()
     queue.clock.advance(4.1 * queue.refusal.pause_seconds)
-    assert queue.inner.fast_reject(soon) is None
-    assert queue.inner.fast_reject(soon) is not None, "one will do"
+    assert queue.inner.admission.fast_reject(soon) is None
+    assert queue.inner.admission.fast_reject(soon) is not None, "one will do"
     queue.clock.advance(1.1 * queue.refusal.pause_seconds)
-    assert queue.inner.fast_reject(soon) is None, "the request that was let through may be gone"
+    assert queue.inner.admission.fast_reject(soon) is None, "the request that was let through may be gone"
 
 
 def test_as_many_are_read_as_find_room() -> None:
@@ -226,7 +226,7 @@ def test_as_many_are_read_as_find_room() -> None:
     queue = QueueUnderLoad()
     queue.fill()
     later = queue.clock.now() + TIMEOUT + 0.3 * FULL
-    read = [queue.inner.fast_reject(later) is None for _ in range(20)]
+    read = [queue.inner.admission.fast_reject(later) is None for _ in range(20)]
     assert 2 <= sum(read) <= 4
 
 
@@ -238,9 +238,9 @@ def test_a_batch_that_closes_as_predicted_changes_nothing() -> None:
     soon = queue.clock.now() + TIMEOUT
     queue.fill()
     queue.start()
-    assert queue.inner.fast_reject(soon) is not None
+    assert queue.inner.admission.fast_reject(soon) is not None
     queue.inner._selector.overload.batch_dispatched(queue.clock.now(), MOST, MOST)
-    assert queue.inner.fast_reject(soon) is None
+    assert queue.inner.admission.fast_reject(soon) is None
 
 
 def test_if_all_queued_requests_fit_every_deadline_is_checked() -> None:
@@ -253,11 +253,11 @@ def test_if_all_queued_requests_fit_every_deadline_is_checked() -> None:
         soon = queue.clock.now() + TIMEOUT
         queue.offer()
     queue.start()
-    assert queue.inner.fast_reject(soon) is None
+    assert queue.inner.admission.fast_reject(soon) is None
 
 
 @pytest.mark.parametrize(("classes", "fair"), [(2, False), (1, True)])
 def test_if_requests_are_not_alike_each_is_checked(classes: int, fair: bool) -> None:
     queue = QueueUnderLoad(classes, ClientPolicy(fair=fair))
     queue.fill()
-    assert queue.inner.fast_reject(queue.clock.now() + TIMEOUT) is None
+    assert queue.inner.admission.fast_reject(queue.clock.now() + TIMEOUT) is None

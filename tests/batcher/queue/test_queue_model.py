@@ -17,8 +17,8 @@ from support.batcher.rig import Recorder, new_request, reproducible
 
 from tensorferry.batcher import BatcherClosed, DeadlineExceeded, QueueFull, Request, RequestTooLarge
 from tensorferry.batcher.execution.splitting import split_request
+from tensorferry.batcher.policy.class_queue import edf_key
 from tensorferry.batcher.policy.close_rule import Wait
-from tensorferry.batcher.queue.backlog import edf_key
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, State
 from tensorferry.batcher.settings import BatcherSettings
@@ -67,8 +67,8 @@ class QueueModel(RuleBasedStateMachine):
             self.clock,
         )
         if known:
-            self.queue.add_warmup_sample(1, SECONDS)
-            self.queue.add_warmup_sample(MAX_BATCH, SECONDS)
+            self.queue.learning.add_warmup_sample(1, SECONDS)
+            self.queue.learning.add_warmup_sample(MAX_BATCH, SECONDS)
         self.queued: list[Request] = []
         self.flights: list[Flight] = []
         self.over: list[Request] = []

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batcher.conftest import Make
+from batcher.conftest import Busy, Make
 from hypothesis import given
 from hypothesis import strategies as st
 from polling import until
-from support.batcher.rig import enqueue, error, new_request, occupy, reproducible, result, rows
+from support.batcher.rig import enqueue, error, new_request, occupy, reproducible, result, results, rows
 
 from tensorferry.batcher import DeadlineExceeded, QueueFull, QueuePolicy, Request
 from tensorferry.batcher.policy.priority_sharing import StrictPriority
@@ -46,42 +46,11 @@ def test_a_shorter_queue_time_wakes_a_worker_that_waits_out_a_window(
     assert isinstance(sooner.await_outcome().error, DeadlineExceeded)
 
 
-@pytest.mark.parametrize(
-    ("policy", "max_queue_time", "after"),
-    [
-        (QueuePolicy(5.0), 1.0, 5.0),
-        (QueuePolicy(5.0, overridable=True), 1.0, 1.0),
-        (QueuePolicy(5.0, overridable=True), 50.0, 5.0),
-        (QueuePolicy(overridable=True), 1.0, 1.0),
-        (QueuePolicy(), 1.0, math.inf),
-    ],
-)
-def test_a_request_may_ask_for_less_where_it_is_allowed_and_never_for_more(
-    policy: QueuePolicy, max_queue_time: float, after: float
-) -> None:
-    clock = VirtualClock(100.0)
-    queue = RequestQueue(BatcherSettings(8, 1000.0, policies=(policy,)), clock)
-    request = new_request([1.0], max_queue_time=max_queue_time)
-    queue.put([request])
-    for moment in (0.5, 1.0, 3.0, 5.0, 60.0):
-        clock.advance(100.0 + moment - clock.now())
-        work = queue.poll()
-        if moment >= after:
-            assert isinstance(work, BatchAssignment)
-            assert work.expired == (request,)
-            assert request.timed_out
-            break
-        assert not isinstance(work, BatchAssignment)
-    else:
-        assert after == math.inf
-
-
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_a_part_of_a_request_that_times_out_while_devices_are_busy_ends_the_whole(
-    make: Make, runner: ScriptedRunner, clock: VirtualClock, pipelined: bool
+    busy: Busy, clock: VirtualClock, pipelined: bool
 ) -> None:
-    batcher = make(runner, 2, pipelined=pipelined, policies=[REJECT], clock=clock)
-    occupy(batcher, runner)
+    batcher, _ = busy(None, 2, pipelined=pipelined, policies=[REJECT], clock=clock)
     if pipelined:
         batcher.submit_rows(np.zeros(2))
         until(lambda: batcher.statistics().sizes.queued == 0)
@@ -124,8 +93,7 @@ def test_a_class_queues_a_number_of_requests_whatever_their_rows(make: Make, run
     with pytest.raises(QueueFull, match="1 requests of priority 2 wait"):
         batcher.submit(1.0, priority=2)
     runner.open()
-    for future in kept:
-        result(future)
+    results(kept)
     result(batcher.submit(1.0, priority=1))
 
 

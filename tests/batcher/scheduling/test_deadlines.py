@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from batcher.conftest import Make
-from support.batcher.rig import error, occupy, result
+from support.batcher.rig import error, occupy, result, results
 
 from tensorferry.batcher import Batcher, DeadlineExceeded, Shed
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
@@ -45,8 +45,7 @@ def test_the_earliest_deadline_runs_first_and_requests_without_one_fill_the_batc
     without_deadline = [batcher.submit(float(i)) for i in (1, 2)]
     late, early, middle = (batcher.submit(float(t), timeout=t) for t in (90, 30, 60))
     runner.open()
-    for future in [*without_deadline, late, early, middle]:
-        result(future)
+    results([*without_deadline, late, early, middle])
     assert [list(batch) for batch in runner.batches[2:]] == [[30.0, 60.0, 90.0, 1.0], [2.0]]
 
 
@@ -140,7 +139,6 @@ def test_a_request_without_deadline_is_not_starved_by_those_with_one(
     with_deadline = [batcher.submit(float(i), timeout=1000.0 + i) for i in range(100)]
     runner.open()
     result(without_deadline)
-    for future in with_deadline:
-        result(future)
+    results(with_deadline)
     ridden_in = next(at for at, batch in enumerate(runner.batches) if -1.0 in list(batch))
     assert ridden_in <= 10

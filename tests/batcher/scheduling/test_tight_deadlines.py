@@ -48,7 +48,7 @@ def test_a_batch_is_full_where_short_ones_cost_much() -> None:
     queue.inner = RequestQueue(BatcherSettings(MOST), queue.clock)
     for rows in (1, MOST):
         # A third of the batch time is fixed.
-        queue.inner.add_warmup_sample(rows, 0.3 * FULL + 0.7 * FULL * rows / MOST)
+        queue.inner.learning.add_warmup_sample(rows, 0.3 * FULL + 0.7 * FULL * rows / MOST)
     assert queue.offer(IMPATIENT)
     queue_up(queue, 0.5)
     assert queue.start() == MOST

@@ -6,16 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batcher.conftest import Make
-from support.batcher.rig import occupy, result, rows
-
-from tensorferry.batcher.testing import ScriptedRunner
+from batcher.conftest import Busy, Make
+from support.batcher.rig import result, rows
 
 
 @pytest.mark.parametrize("delay", [0.0, 60.0])
-def test_each_request_runs_alone_and_at_once(make: Make, runner: ScriptedRunner, delay: float) -> None:
-    batcher = make(runner, 0, delay)
-    occupy(batcher, runner)
+def test_each_request_runs_alone_and_at_once(busy: Busy, delay: float) -> None:
+    batcher, runner = busy(None, 0, delay)
     futures = [batcher.submit(np.array([value, value])) for value in range(3)]
     futures.append(batcher.submit_rows(np.arange(5)))
     runner.open()

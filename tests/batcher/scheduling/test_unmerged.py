@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from batcher.conftest import Make
-from support.batcher.rig import Recorder, new_request, occupy, result, rows
+from batcher.conftest import Busy, Make
+from support.batcher.rig import Recorder, new_request, result, results, rows
 
 from tensorferry.batcher import CloseReason, Request, RequestTooLarge
 from tensorferry.batcher.queue.request_queue import RequestQueue
@@ -39,11 +39,8 @@ def test_a_request_of_too_many_rows_is_refused_not_cut(make: Make) -> None:
         batcher.submit_rows(np.zeros(5))
 
 
-def test_requests_run_in_order_of_ranks_and_deadlines(
-    make: Make, runner: ScriptedRunner, clock: VirtualClock
-) -> None:
-    batcher = make(runner, 4, merge=False, priority_weights=(1, 1), strict_priorities=True, clock=clock)
-    occupy(batcher, runner)
+def test_requests_run_in_order_of_ranks_and_deadlines(busy: Busy, clock: VirtualClock) -> None:
+    batcher, runner = busy(None, 4, merge=False, priority_weights=(1, 1), strict_priorities=True, clock=clock)
     futures = [
         batcher.submit_rows(np.full(3, 4.0), priority=2),
         batcher.submit_rows(np.full(2, 3.0), priority=2, timeout=50.0),
@@ -51,18 +48,17 @@ def test_requests_run_in_order_of_ranks_and_deadlines(
         batcher.submit_rows(np.full(1, 1.0), priority=1, timeout=60.0),
     ]
     runner.open()
-    for future in futures:
-        result(future)
+    results(futures)
     assert rows(runner, 1) == [[1.0], [2.0] * 4, [3.0] * 2, [4.0] * 3]
 
 
 def test_the_time_until_the_queue_is_empty_is_that_of_its_requests() -> None:
     queue = RequestQueue(BatcherSettings(8, merge=False), VirtualClock())
-    queue.add_warmup_sample(1, 1.0)
-    queue.add_warmup_sample(8, 1.0)
+    queue.learning.add_warmup_sample(1, 1.0)
+    queue.learning.add_warmup_sample(8, 1.0)
     queue.put([rows_of(2)])
     queue.put([rows_of(4)])
-    assert queue.drain_time() == pytest.approx(2.0)
+    assert queue.admission.drain_time() == pytest.approx(2.0)
     work = queue.poll()
     assert isinstance(work, BatchAssignment)
     assert (len(work.batch), work.reason) == (1, CloseReason.FULL)

@@ -73,6 +73,15 @@ def send(batcher: StatefulBatcher, x: float, number: Any = 1, **options: Any) ->
     return request, recorder
 
 
+def busy(make: Make, **options: Any) -> tuple[StatefulBatcher, ScriptedRunner, Recorder]:
+    """A batcher that runs the first request of a sequence until the runner is opened."""
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner, **options)
+    _, first = send(batcher, 1, **START)
+    runner.await_batches(1)
+    return batcher, runner, first
+
+
 def value(recorder: Recorder) -> float:
     outcome = recorder.await_outcome()
     assert outcome.error is None, outcome.error
@@ -249,10 +258,7 @@ def test_requests_of_a_sequence_complete_in_their_order(make: Make) -> None:
 
 
 def test_a_request_that_is_cancelled_before_it_began_changes_nothing(make: Make) -> None:
-    runner = ScriptedRunner(running_total, gated=True)
-    batcher = make(runner)
-    _, first = send(batcher, 1, **START)
-    runner.await_batches(1)
+    batcher, runner, first = busy(make)
     _, occupied = send(batcher, 0, "other", **START)
     waiting, cancelled = send(batcher, 100)
     _, last = send(batcher, 2)
@@ -264,10 +270,7 @@ def test_a_request_that_is_cancelled_before_it_began_changes_nothing(make: Make)
 
 
 def test_a_withdrawn_end_does_not_end_its_sequence(make: Make) -> None:
-    runner = ScriptedRunner(running_total, gated=True)
-    batcher = make(runner)
-    _, first = send(batcher, 1, **START)
-    runner.await_batches(1)
+    batcher, runner, first = busy(make)
     last, _ = send(batcher, 2, end=True)
     assert batcher.cancel(last)
     after = [send(batcher, 5)[1], send(batcher, 2, end=True)[1]]
@@ -307,10 +310,7 @@ def test_a_request_that_is_cancelled_while_it_runs_ends_its_sequence(make: Make)
 
 
 def test_an_expired_request_ends_its_sequence(make: Make, clock: VirtualClock) -> None:
-    runner = ScriptedRunner(running_total, gated=True)
-    batcher = make(runner, clock=clock)
-    _, first = send(batcher, 1, **START)
-    runner.await_batches(1)
+    batcher, runner, first = busy(make, clock=clock)
     _, late = send(batcher, 1, deadline=2.0)
     clock.advance(3)
     runner.open()
@@ -325,11 +325,8 @@ def test_a_deadline_that_passes_in_the_wait_ends_the_sequence_there(
     make: Make, clock: VirtualClock, cancels: bool
 ) -> None:
     """The request fails at once, also while the batcher drains. Those before it are answered."""
-    runner = ScriptedRunner(running_total, gated=True)
-    batcher = make(runner, clock=clock)
-    first = [send(batcher, 1, **START)[1]]
-    runner.await_batches(1)
-    first.append(send(batcher, 2)[1])
+    batcher, runner, first = busy(make, clock=clock)
+    second = send(batcher, 2)[1]
     expiring, late = send(batcher, 100, deadline=2.0)
     lost = send(batcher, 3)[1]
     again = send(batcher, 4, **START)[1]
@@ -344,15 +341,12 @@ def test_a_deadline_that_passes_in_the_wait_ends_the_sequence_there(
     assert isinstance(error_of(late), DeadlineExceeded)
     assert not batcher.cancel(expiring)
     runner.open()
-    assert [value(each) for each in (*first, again)] == [10, 30, 40]
+    assert [value(each) for each in (first, second, again)] == [10, 30, 40]
     assert "a request of it failed" in str(error_of(lost))
 
 
 def test_a_passed_deadline_keeps_its_place_until_its_turn(make: Make) -> None:
-    runner = ScriptedRunner(running_total, gated=True)
-    batcher = make(runner, max_queue_size=1)
-    _, first = send(batcher, 1, **START)
-    runner.await_batches(1)
+    batcher, runner, first = busy(make, max_queue_size=1)
     _, late = send(batcher, 1, deadline=0.0, **START)
     assert isinstance(error_of(late), DeadlineExceeded)
     with pytest.raises(SequenceEnded, match="a request of it failed"):
@@ -433,41 +427,33 @@ def test_requests_of_a_client_that_wait_count(make: Make, clock: VirtualClock, p
     assert ask(batcher, 1, client="greedy", end=True) == 30
 
 
-def test_waiting_requests_are_bounded_by_the_size_of_the_queue(make: Make) -> None:
-    runner = ScriptedRunner(running_total, gated=True)
-    batcher = make(runner, max_queue_size=2)
-    sent = [send(batcher, 1, **START)[1]]
-    runner.await_batches(1)
-    sent += [send(batcher, 1)[1] for _ in range(2)]
-    with pytest.raises(QueueFull, match=r"2 requests of sequences .* with 16 bytes"):
+@pytest.mark.parametrize(
+    ("options", "most", "words"),
+    [
+        ({"max_queue_size": 2}, 2, r"2 requests of sequences .* with 16 bytes"),
+        ({"max_queue_bytes": 40}, 5, "with 40 bytes"),
+    ],
+    ids=["size", "bytes"],
+)
+def test_waiting_requests_are_bounded_as_the_queue_is(
+    make: Make, options: dict[str, int], most: int, words: str
+) -> None:
+    batcher, runner, first = busy(make, **options)
+    sent = [first, *(send(batcher, 1)[1] for _ in range(most))]
+    with pytest.raises(QueueFull, match=words):
         send(batcher, 1)
     runner.open()
-    assert [value(each) for each in sent] == [10, 20, 30]
-
-
-def test_bytes_of_waiting_requests_are_bounded(make: Make) -> None:
-    runner = ScriptedRunner(running_total, gated=True)
-    batcher = make(runner, max_queue_bytes=40)
-    sent = [send(batcher, 1, **START)[1]]
-    runner.await_batches(1)
-    sent += [send(batcher, 1)[1] for _ in range(5)]
-    with pytest.raises(QueueFull, match="with 40 bytes"):
-        send(batcher, 1)
-    runner.open()
-    assert [value(each) for each in sent] == [10 * at for at in range(1, 7)]
+    assert [value(each) for each in sent] == [10 * at for at in range(1, most + 2)]
 
 
 def test_a_start_that_the_queue_refuses_changes_nothing(make: Make) -> None:
-    runner = ScriptedRunner(running_total, gated=True)
-    batcher = make(runner, max_queue_size=1)
-    ask_later = [send(batcher, 1, 1, **START)[1]]
-    runner.await_batches(1)
-    ask_later.append(send(batcher, 1, 2, **START)[1])
+    batcher, runner, first = busy(make, max_queue_size=1)
+    second = send(batcher, 1, 2, **START)[1]
     with pytest.raises(QueueFull):
         send(batcher, 1, 3, **START)
     assert living(batcher)[0] == 2
     runner.open()
-    assert [value(each) for each in ask_later] == [10, 10]
+    assert [value(first), value(second)] == [10, 10]
     with pytest.raises(SequenceNotStarted):
         send(batcher, 1, 3)
 
@@ -509,10 +495,7 @@ def test_a_drain_answers_the_requests_that_wait(make: Make) -> None:
 
 
 def test_a_close_without_a_drain_fails_the_requests_that_wait(make: Make) -> None:
-    runner = ScriptedRunner(running_total, gated=True)
-    batcher = make(runner)
-    first = send(batcher, 1, **START)[1]
-    runner.await_batches(1)
+    batcher, runner, first = busy(make)
     after = send(batcher, 1)[1]
     assert not batcher.close(drain=False, timeout=0.0), "a worker runs the first"
     runner.open()

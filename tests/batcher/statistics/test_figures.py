@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batcher.conftest import Make
+from batcher.conftest import Busy, Make
 from hypothesis import given
 from hypothesis import strategies as st
 from support.batcher.rig import (
@@ -51,10 +51,8 @@ def ends(statistics: BatcherStatistics) -> dict[str, int]:
     return {name: getattr(statistics, name) for name in names if getattr(statistics, name)}
 
 
-def test_the_stages_of_requests_and_of_batches(make: Make, clock: VirtualClock) -> None:
-    runner = ScriptedRunner(takes(clock, 2.0), gated=True)
-    batcher = make(runner, clock=clock)
-    occupy(batcher, runner)
+def test_the_stages_of_requests_and_of_batches(busy: Busy, clock: VirtualClock) -> None:
+    batcher, runner = busy(takes(clock, 2.0), clock=clock)
     enqueue(batcher, [1.0, 2.0])
     clock.advance(3)
     enqueue(batcher, [3.0])
@@ -157,10 +155,9 @@ def test_a_failed_run_before_the_answer_is_queue_delay(make: Make, clock: Virtua
     ],
 )
 def test_refusals_by_reason(
-    make: Make, runner: ScriptedRunner, options: dict[str, Any], error: type[BatcherError], reason: str
+    busy: Busy, options: dict[str, Any], error: type[BatcherError], reason: str
 ) -> None:
-    batcher = make(runner, 4, max_queue_size=8)
-    occupy(batcher, runner)
+    batcher, runner = busy(None, 4, max_queue_size=8)
     enqueue(batcher, np.ones(7))
     if options.get("closed"):
         batcher.drain(timeout=0)
@@ -199,6 +196,30 @@ def test_an_outcome_is_counted_before_its_completion(make: Make, x: list[float],
         assert statistics.answer_times.total_sum > 0
     else:
         assert statistics.unanswered_rows == {"failed": len(x)}
+
+
+def test_the_prediction_error_is_the_sum_of_absolute_differences(make: Make, clock: VirtualClock) -> None:
+    took = iter((2.0, 3.0, 1.0))
+
+    def model_fn(x: Any) -> Any:
+        clock.advance(next(took))
+        return x
+
+    batcher = make(model_fn, 4, clock=clock)
+    recorders = []
+    for _ in range(3):
+        recorders.append(enqueue(batcher, [1.0])[1])
+        recorders[-1].await_outcome()
+    assert batcher.drain()
+    first, *later = [recorder.only.batch for recorder in recorders]
+    assert first is not None
+    assert not first.predicted, "nothing is known before it"
+    errors = [info.compute_time - info.predicted for info in later if info is not None]
+    assert errors[0] > 0 > errors[1]
+    statistics = batcher.statistics()
+    assert statistics.predictions == 2
+    assert statistics.prediction_error_sum == pytest.approx(errors[0] - errors[1])
+    assert statistics.actual_time_sum - statistics.predicted_time_sum == pytest.approx(sum(errors))
 
 
 _Event = st.one_of(

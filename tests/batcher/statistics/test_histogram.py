@@ -8,7 +8,7 @@ import pytest
 from batcher.conftest import Make
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batcher.rig import occupy, reproducible, result, takes
+from support.batcher.rig import occupy, reproducible, results, takes
 
 from tensorferry.batcher import BOUNDS, Histogram, interval_of
 from tensorferry.batcher.statistics.histogram import INTERVALS, spread
@@ -59,8 +59,7 @@ def test_answered_requests_are_counted_with_their_times(make: Make, clock: Virtu
     gone = batcher.submit(3.0)
     assert gone.cancel()
     runner.open()
-    for future in (first, *waits):
-        result(future)
+    results([first, *waits])
     statistics = batcher.statistics()
     # The first ran for 3.2 s. The others waited for 3.2 and 0.2 s, and ran for 0.2 s.
     assert counts_of(statistics.latencies) == {interval_of(3.3): 2, interval_of(0.4): 1}

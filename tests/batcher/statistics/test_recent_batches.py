@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from support.batcher.rig import PATIENCE, error, fails_below_zero, occupy, result
+from support.batcher.rig import PATIENCE, error, fails_below_zero, occupy, result, results
 
 from tensorferry.batcher import Batcher, BatchMember, BatchRecord, CloseReason, InstanceFailed
 from tensorferry.batcher.statistics.recent_batches import MOST_BATCHES, MOST_MEMBERS, WATCHED_SECONDS
@@ -28,8 +28,7 @@ def test_a_record_has_times_and_members() -> None:
         clock.advance(0.25)
         late = batcher.submit(0.0, tag="late", priority=1)
         runner.release(2)
-        for future in (first, early, late):
-            result(future)
+        results([first, early, late])
         # The last answer arrives before the batch is done.
         assert batcher.drain(PATIENCE)
         alone, both = batcher.last_batches()
@@ -82,8 +81,7 @@ def test_batches_and_members_are_bounded() -> None:
         first = occupy(batcher, runner)
         many = [batcher.submit(0.0, tag=number) for number in range(2 * MOST_MEMBERS)]
         runner.open()
-        for future in (first, *many):
-            result(future)
+        results([first, *many])
         full = batcher.last_batches()[-1]
         assert full.members is not None
         assert (full.requests, full.reason) == (2 * MOST_MEMBERS, CloseReason.FULL)

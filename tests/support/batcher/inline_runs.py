@@ -34,9 +34,11 @@ class Model:
         assert self._running == 1, "one thread at a time"
         self.threads.append(threading.current_thread())
         self.batches.append(x.tolist())
-        if self.script:
-            self.script.pop(0)()
-        self._running -= 1
+        try:
+            if self.script:
+                self.script.pop(0)()
+        finally:
+            self._running -= 1
         return fails_below_zero(x)
 
     @property

@@ -27,6 +27,16 @@ def double(inputs: Mapping[str, Any]) -> Any:
     return {"out": x * 2}
 
 
+def count_up(inputs: Mapping[str, Any]) -> Any:
+    """Return for each number the numbers from 1 to it, as many ones, and the number."""
+    lengths = [int(x) for x in inputs["x"]]
+    return {
+        "ids": [np.arange(1, length + 1) for length in lengths],
+        "mask": [np.ones(length, bool) for length in lengths],
+        "length": np.array(lengths),
+    }
+
+
 def slow(clock: VirtualClock, seconds: float) -> Function:
     """A function that adds one, and whose batches take `seconds` on the clock."""
 
@@ -58,6 +68,11 @@ class Puppets:
         """A stage from one tensor to another: its function's input is "in", its output "out"."""
         return Stage(name, self.batcher(name, fn, gated=gated, **options), {"in": reads}, {"out": gives})
 
+    def join(self, *reads: str, gives: str = "y", gated: bool = True) -> Stage:
+        """The stage "join", which adds these tensors."""
+        batcher = self.batcher("join", lambda t: {"out": sum(t.values())}, gated=gated)
+        return Stage("join", batcher, {f"in{at}": tensor for at, tensor in enumerate(reads)}, {"out": gives})
+
     def pipeline(self, *stages: Stage, **options: Any) -> Pipeline:
         """A pipeline from "x" to "y"."""
         given = {"inputs": ["x"], "outputs": ["y"], "clock": self.clock, **options}
@@ -80,13 +95,17 @@ class Puppets:
             self.stage("b", second, "m", "y", gated=gated, **(options if of_second is None else of_second)),
         )
 
+    def open(self) -> None:
+        """Let the batches of all stages run."""
+        for runner in self.runners.values():
+            runner.open()
+
     def rows(self, name: str) -> list[list[Any]]:
         """The numbers of each batch that a stage has run."""
         return [batch["in"].tolist() for batch in self.runners[name].batches]
 
     def close(self) -> None:
-        for runner in self.runners.values():
-            runner.open()
+        self.open()
         for made in self._closed_last:
             assert made.close(), "a worker did not end"
 

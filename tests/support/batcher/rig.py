@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 from hypothesis import settings
 
 from tensorferry.batcher import Batcher, BatcherStatistics, Outcome, Padding, Pipeline, Request
@@ -24,6 +25,10 @@ reproducible = settings(derandomize=True, deadline=None, database=None)
 
 def result(future: Future[Any]) -> Any:
     return future.result(PATIENCE)
+
+
+def results(futures: Iterable[Future[Any]]) -> list[Any]:
+    return [result(future) for future in futures]
 
 
 def error(future: Future[Any]) -> BaseException | None:
@@ -87,6 +92,14 @@ def enqueue(batcher: Batcher | Pipeline, x: Any, **options: Any) -> tuple[Reques
     request = new_request(x, recorder, **options)
     batcher.enqueue(request)
     return request, recorder
+
+
+def dirty(tensors: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> dict[str, Any]:
+    """Return memory for a batch, with old contents."""
+    return {
+        name: np.frombuffer(bytearray(b"\xa5") * (math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
+        for name, (dtype, shape) in tensors.items()
+    }
 
 
 def occupy(batcher: Batcher, runner: ScriptedRunner) -> Future[Any]:

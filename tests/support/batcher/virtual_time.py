@@ -50,7 +50,7 @@ def answered(
         clock,
     )
     for rows in (1, MOST):
-        queue.add_warmup_sample(rows, FIXED + PER_ROW * rows)
+        queue.learning.add_warmup_sample(rows, FIXED + PER_ROW * rows)
     # Arrivals, batches with the device that ends them, and times at which to look at the queue.
     events: list[tuple[float, int, BatchAssignment | Request | None, int]] = []
     for client, sender in senders.items():

@@ -14,7 +14,7 @@ from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import BatcherError, Cancelled, DeadlineExceeded, InstanceFailed, Shed
 from tensorferry.batcher.execution.deferred_wakeups import deferred_wakeups
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import BatchInfo, BatchRun, Outcome, Request, padded_length
+from tensorferry.batcher.request import NO_BATCH, BatchInfo, BatchRun, Outcome, Request, padded_length
 from tensorferry.batcher.statistics.counters import Counters
 from tensorferry.batcher.statistics.recent_batches import RecentBatches
 
@@ -183,7 +183,7 @@ class RequestCompleter:
 
     def answer_without_run(self, request: Request, outcome: Outcome) -> None:
         """Answer a request without a batch."""
-        self._counters.answered_without_run()
+        self._counters.answered_in_parts(0.0, NO_BATCH)
         self._complete(request, outcome)
 
     def count_split(self, whole: Request, outcome: Outcome) -> None:
@@ -233,6 +233,11 @@ class RequestCompleter:
                 )
             else:
                 self.fail(request, InstanceFailed(f"{error}; retry in {retry_after:.3f} s", retry_after))
+
+    def fail_handed_out(self, requests: Sequence[Request], error: InstanceFailed) -> None:
+        """Fail requests that the queue has handed out to this thread as `fail_unavailable` does."""
+        with self.handed_out(requests):
+            self.fail_unavailable(requests, error)
 
     def _complete(self, request: Request, outcome: Outcome) -> None:
         complete, request.complete = request.complete, already_completed

@@ -9,6 +9,7 @@ from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.execution.completion import RequestCompleter
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import Request
+from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.statistics.counters import Counters
 from tensorferry.batcher.statistics.recent_batches import RecentBatches
 
@@ -24,11 +25,12 @@ BatchStartCallback = Callable[[Sequence[Request]], Callable[[], None] | None]
 class ExecutionContext:
     """Objects shared by the workers of one batcher. `name` is the batcher's, for log lines and thread names."""
 
+    settings: BatcherSettings
     queue: RequestQueue
     completer: RequestCompleter
     counters: Counters
     recent: RecentBatches
     clock: Clock
     name: str
-    health: InstanceHealthCallback = lambda instance, reason, hopeless: None
-    batch_started: BatchStartCallback | None = None
+    health: InstanceHealthCallback
+    batch_started: BatchStartCallback | None

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensorferry.batcher.errors import BatchFailed, DeadlineExceeded, InstanceFailed, OutOfMemory, RunTimedOut
-from tensorferry.batcher.execution.batch_aware import BatchAware, ModelFunction
 from tensorferry.batcher.execution.collate import join, split
 from tensorferry.batcher.execution.completion import TOO_LATE, already_completed
 from tensorferry.batcher.execution.context import ExecutionContext
+from tensorferry.batcher.execution.model_functions import BatchAware, ModelFunction, StagedModel
 from tensorferry.batcher.execution.splitting import cut, join_outputs
-from tensorferry.batcher.execution.staged_model import StagedModel
 from tensorferry.batcher.policy.prefixes import take_prefix
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, BatchRun, Request
@@ -31,7 +30,7 @@ class NotRun(InstanceFailed):
 class BatchExecutor:
     """Runs the batches of one instance, a model function on its device, on the threads that took them. Thread-safe.
 
-    One worker uses it, or two in turn if it is `pipelined`. If `divisible`, a request of several rows may be run in parts.
+    One worker uses it, or two in turn if it is `pipelined`.
     """
 
     def __init__(
@@ -39,19 +38,17 @@ class BatchExecutor:
         index: int,
         model_fn: ModelFunction,
         context: ExecutionContext,
-        *,
-        batched: bool,
-        pipelined: bool,
-        divisible: bool = False,
     ) -> None:
+        settings = context.settings
         self.index = index
-        self.pipelined = pipelined
+        self.pipelined = settings.pipelined
         self._model_fn: Any = model_fn
         self._run_batch = model_fn.run_batch if isinstance(model_fn, BatchAware) else None
         self._step_ends = getattr(model_fn, "step_ends", None)
         self._staged = model_fn if isinstance(model_fn, StagedModel) else None
-        self._batched = batched
-        self._divisible = divisible
+        self._batched = settings.max_batch_size > 0
+        # A request of several rows may be run in parts.
+        self._divisible = self._batched and settings.merge
         self._queue: RequestQueue = context.queue
         self._completer = context.completer
         self._counters = context.counters
@@ -214,7 +211,7 @@ class BatchExecutor:
         for part in (alive[:middle], alive[middle:]):
             # Again, because those of the second half may have been cancelled while the first one ran.
             half = self._queue.still_running(part)
-            if half and self._queue.inline_run_too_long(self.index, half[0].started):
+            if half and self._queue.failures.inline_run_too_long(self.index, half[0].started):
                 self._hand_back(half, NotRun("the batch took too long for the thread that ran it"), work)
             elif half:
                 self.run(half, work)

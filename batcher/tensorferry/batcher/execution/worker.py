@@ -11,19 +11,17 @@ from tensorferry.batcher.execution.completion import INTERNAL, already_completed
 from tensorferry.batcher.execution.context import ExecutionContext
 from tensorferry.batcher.execution.executor import BatchExecutor
 from tensorferry.batcher.request import BatchAssignment, Recover
-from tensorferry.batcher.supervision import supervise
+from tensorferry.batcher.supervision import DoublingPause, supervise
 
 _log = logging.getLogger("tensorferry.batcher")
 
 # The error of a request whose worker crashed.
 _WORKER_CRASHED = "what ran the batch ended unexpectedly"
 
-# Pause before a crashed worker is restarted: it doubles with each crash up to the last value. After this many
-# crashes the health callback says that only restarting the process can help. A quiet minute resets the count.
-_FIRST_SECONDS = 0.1
-_LAST_SECONDS = 2.0
+# Pauses before a crashed worker is restarted. After `_HOPELESS_CRASHES` crashes, without a quiet minute between them, the
+# health callback says that only restarting the process can help.
+_FIRST_SECONDS, _LONGEST_SECONDS = 0.1, 2.0
 _HOPELESS_CRASHES = 6
-_FORGET_SECONDS = 60.0
 
 
 class Worker:
@@ -39,9 +37,7 @@ class Worker:
         self._health = context.health
         # Identifiers of other threads that run batches here, see `run_inline`. Each set operation is atomic.
         self._inline_threads: set[int] = set()
-        # Recent crashes of this worker, and the time of the last one.
-        self._crashes = 0
-        self._crashed_at = -math.inf
+        self._crashes = DoublingPause(_FIRST_SECONDS, _LONGEST_SECONDS)
 
     def run(self) -> None:
         """Take and execute work until the queue ends; after a crash, restart."""
@@ -58,14 +54,11 @@ class Worker:
 
     def _restart(self, fault: BaseException) -> None:
         """Report a crash; the device takes no batches for a moment."""
-        now, executor = self._clock.now(), self._executor
-        self._crashes = self._crashes + 1 if now < self._crashed_at + _FORGET_SECONDS else 1
-        self._crashed_at = now
-        seconds = min(_FIRST_SECONDS * 2 ** (self._crashes - 1), _LAST_SECONDS)
-        hopeless = self._crashes >= _HOPELESS_CRASHES
+        executor, seconds = self._executor, self._crashes.after(self._clock.now())
+        hopeless = self._crashes.faults >= _HOPELESS_CRASHES
         reason = f"a worker ended unexpectedly ({type(fault).__name__}) and is restarted"
         if hopeless:
-            reason = f"workers end unexpectedly ({type(fault).__name__}), {self._crashes} times by now"
+            reason = f"workers end unexpectedly ({type(fault).__name__}), {self._crashes.faults} times by now"
         failed = InstanceFailed(reason, seconds)
         # In this order, because another worker may bring the device back, and report that, as soon as the queue knows.
         self._report_health(reason, hopeless=hopeless)
@@ -77,8 +70,7 @@ class Worker:
             seconds,
             exc_info=fault,
         )
-        with self._completer.handed_out(ended):
-            self._completer.fail_unavailable(ended, failed)
+        self._completer.fail_handed_out(ended, failed)
 
     def _report_health(self, reason: str | None, *, hopeless: bool = False) -> None:
         try:
@@ -91,22 +83,14 @@ class Worker:
 
         Return the time at which to call again, as `RequestQueue.take_inline` does.
         """
-        try:
-            work = self._queue.take_inline(max_seconds)
-        except BaseException:
-            self._inline_run_crashed()
-            raise
-        if isinstance(work, float):
-            return work
         thread = threading.get_ident()
         # A completion may call this, too.
         nested = thread in self._inline_threads
-        self._inline_threads.add(thread)
         try:
-            while not isinstance(work, float):
+            while not isinstance(work := self._queue.take_inline(max_seconds), float):
+                self._inline_threads.add(thread)
                 if not self._execute(work):
                     return math.inf
-                work = self._queue.take_inline(max_seconds)
             return work
         except BaseException:
             self._inline_run_crashed()
@@ -118,8 +102,7 @@ class Worker:
     def _inline_run_crashed(self) -> None:
         """Leave what is queued to the workers."""
         ended = self._queue.failures.inline_run_crashed()
-        with self._completer.handed_out(ended):
-            self._completer.fail_unavailable(ended, InstanceFailed(_WORKER_CRASHED))
+        self._completer.fail_handed_out(ended, InstanceFailed(_WORKER_CRASHED))
 
     @property
     def runs_inline(self) -> bool:
@@ -135,7 +118,9 @@ class Worker:
             if work.expired:
                 self._completer.expire(work.expired)
             if work.shed:
-                self._completer.shed(work.shed, "others make their deadlines", self._queue.drain_time())
+                self._completer.shed(
+                    work.shed, "others make their deadlines", self._queue.admission.drain_time()
+                )
             try:
                 if batch:
                     run = executor.run(batch, work)
@@ -199,5 +184,4 @@ class Worker:
                 self._report_health(None)
             return
         queued = self._queue.failures.not_recovered(executor.index, failed)
-        with self._completer.handed_out(queued):
-            self._completer.fail_unavailable(queued, failed)
+        self._completer.fail_handed_out(queued, failed)

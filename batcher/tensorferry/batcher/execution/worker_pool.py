@@ -6,10 +6,12 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tensorferry.batcher.errors import InstanceFailed, RunTimedOut
 from tensorferry.batcher.execution.context import ExecutionContext
 from tensorferry.batcher.execution.executor import BatchExecutor
+from tensorferry.batcher.execution.model_functions import ModelFunction
 from tensorferry.batcher.execution.worker import Worker
 from tensorferry.batcher.supervision import supervise
 
@@ -25,7 +27,8 @@ class WorkerPool:
     The threads start at once, and end when the queue is closed and empty.
     """
 
-    def __init__(self, executors: Sequence[BatchExecutor], context: ExecutionContext) -> None:
+    def __init__(self, functions: Sequence[ModelFunction], context: ExecutionContext) -> None:
+        executors = [BatchExecutor(index, function, context) for index, function in enumerate(functions)]
         self._executors = executors
         self._queue = context.queue
         self._completer = context.completer
@@ -33,12 +36,12 @@ class WorkerPool:
         name = self._name = context.name
         # Runs batches on threads that are no worker's.
         self.inline_worker = Worker(executors[0], context)
-        slots = list(executors) * (2 if executors[0].pipelined else 1)
+        slots = executors * (2 if executors[0].pipelined else 1)
         runs: list[tuple[str, Callable[[], None]]] = [
             (f"{name}-worker-{number}", Worker(executor, context).run)
             for number, executor in enumerate(slots)
         ]
-        runs.append((f"{name}-expiry", self._expire))
+        runs.append((f"{name}-expiry", partial(supervise, self._expire_until_closed, self._restart_expiry)))
         self._threads = [threading.Thread(target=run, name=title, daemon=True) for title, run in runs]
         for thread in self._threads:
             thread.start()
@@ -80,11 +83,7 @@ class WorkerPool:
                     self._completer.fail(request, RunTimedOut(str(error)))
                 waited = [request for request in ended if id(request) not in hung]
                 self._completer.fail_unavailable(waited, failed)
-        with self._completer.handed_out(queued):
-            self._completer.fail_unavailable(queued, failed)
-
-    def _expire(self) -> None:
-        supervise(self._expire_until_closed, self._restart_expiry)
+        self._completer.fail_handed_out(queued, failed)
 
     def _expire_until_closed(self) -> None:
         while (expired := self._queue.take_expired()) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from tensorferry.batcher.clock import Clock
+from tensorferry.batcher.clock import Clock, wait_for
 from tensorferry.batcher.errors import BatcherClosed
 from tensorferry.batcher.pipeline.run import PipelineRun
 from tensorferry.batcher.queue.client_quotas import ClientQuotas
@@ -109,11 +109,7 @@ class AdmittedRuns:
     def wait_empty(self, until: float) -> bool:
         """Wait until there are no requests, at most until `until`; return whether that is so."""
         with self._lock:
-            while self._runs:
-                if self._clock.now() >= until:
-                    return False
-                self._clock.wait(self._empty, until)
-        return True
+            return wait_for(self._clock, self._empty, lambda: not self._runs, until)
 
     def snapshot(self) -> Sequence[PipelineRun]:
         """Return the requests that have not left."""

@@ -25,16 +25,13 @@ from tensorferry.batcher.pipeline.run import PipelineRun
 from tensorferry.batcher.pipeline.stage import Stage
 from tensorferry.batcher.pipeline.statistics import statistics_of
 from tensorferry.batcher.pipeline.tensors import RequestMaker
-from tensorferry.batcher.request import DONE, NEW, RUNNING, BatchInfo, Outcome, Request
+from tensorferry.batcher.request import DONE, NEW, NO_BATCH, RUNNING, Outcome, Request
 from tensorferry.batcher.settings import BatcherSettings, ClientPolicy
 from tensorferry.batcher.statistics.counters import BatcherStatistics, Counters
 from tensorferry.batcher.statistics.recent_batches import BatchRecord
 from tensorferry.batcher.submitter import Submitter
 
 _log = logging.getLogger("tensorferry.batcher")
-
-# Of a request whose last stage ran no batch.
-_NO_BATCH = BatchInfo(0, 0, 0, 0.0)
 
 
 class Pipeline(Submitter):
@@ -191,7 +188,7 @@ class Pipeline(Submitter):
             self._runs.release(request)
             request.state, request.pipeline_run, request.tensors = DONE, None, ()
             if error is None:
-                batch = outcome.batch or _NO_BATCH
+                batch = outcome.batch or NO_BATCH
                 self._last_run = now
                 # As in Triton, a request of a pipeline that only calls other models is a batch by itself.
                 self._counters.answered_in_parts(total, batch, 0 if self._own else request.rows_counted)
@@ -237,7 +234,7 @@ class Pipeline(Submitter):
             raise
         self._runs.accept_empty()
         request.state = DONE
-        self._counters.answered_without_run()
+        self._counters.answered_in_parts(0.0, NO_BATCH)
         self._complete(
             request, Outcome(outputs, priority=request.priority or self._settings.default_priority)
         )
@@ -362,9 +359,6 @@ class Pipeline(Submitter):
         """Let the stages' workers end, because nothing can come any more."""
         for batcher in self._own.values():
             batcher.drain(0.0)
-
-    def _left(self, until: float) -> float | None:
-        return None if until == math.inf else max(0.0, until - self._clock.now())
 
     # Statistics.
 

@@ -70,7 +70,8 @@ class RequestMaker:
                             divided.complete = complete
                             return divided
                         undivided = math.inf
-                    array = self._array(name, value)
+                    pad = self._pads.get(name)
+                    array = array_of(value, self._input(name), None if pad is None else pad.value)
                     stacked = max(stacked, self._stacked(name, value, array))
                     value = array
                 value = tensor_of(value)
@@ -144,11 +145,6 @@ class RequestMaker:
         """Return what requests must have in common to share a batch."""
         shared = [(tensors[at].shape, _value(tensors[at])) for at in sorted(self._shared)]
         return self._names, *[tensor.dtype for tensor in tensors], *shapes, *shared
-
-    def _array(self, name: str, value: Any) -> Array:
-        """Return an output of an earlier stage as the array that this one reads."""
-        pad = self._pads.get(name)
-        return array_of(value, self._input(name), None if pad is None else pad.value)
 
     def _input(self, name: str) -> str:
         return f"input {name!r} of stage {self._stage.name!r}"

@@ -10,33 +10,35 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Generic, NamedTuple
+from typing import NamedTuple
 
+from tensorferry.batcher.policy.class_queue import ClassQueue
 from tensorferry.batcher.policy.load_shedding import ArrivalDemand, KeptAndShed, rate_rule
 from tensorferry.batcher.policy.prefixes import take_prefix, take_prefix_that_fits, total_rows
-from tensorferry.batcher.policy.protocols import BatchTimes, ClassQueueView, R
+from tensorferry.batcher.policy.protocols import BatchTimes
+from tensorferry.batcher.request import Request
 
 # More rows than any batch has.
 _UNBOUNDED = 1 << 62
 
 
-class FormedBatch(NamedTuple, Generic[R]):
+class FormedBatch(NamedTuple):
     """A batch, its leading class first, the requests shed for it, and its rows by class."""
 
-    batch: list[R]
-    shed: list[R]
+    batch: list[Request]
+    shed: list[Request]
     rows: list[int]
 
 
 def form_batch(
-    class_queues: Sequence[ClassQueueView[R]],
+    class_queues: Sequence[ClassQueue],
     leading_class: int,
     quota: Sequence[int],
     now: float,
     most: int,
     times: BatchTimes,
     demand: Callable[[], ArrivalDemand],
-) -> FormedBatch[R]:
+) -> FormedBatch:
     """Form a batch of at most `most` rows from requests that are all feasible.
 
     The leading class comes first, and only its requests are shed. Rows beyond its quota go to the other classes, first by
@@ -121,8 +123,8 @@ def divide_rows(queued: Sequence[int], quota: Sequence[int], room: int) -> list[
 
 
 def _fill_remaining(
-    queue: ClassQueueView[R], share: int, taken: int, now: float, times: BatchTimes
-) -> list[R]:
+    queue: ClassQueue, share: int, taken: int, now: float, times: BatchTimes
+) -> list[Request]:
     """Return at most `share` rows to add to a batch of `taken` rows, without requests that would be late."""
     added = _fill_with_deadlines(queue, share, taken, now, times)
     if added:
@@ -132,8 +134,8 @@ def _fill_remaining(
 
 
 def _fill_with_deadlines(
-    queue: ClassQueueView[R], share: int, taken: int, now: float, times: BatchTimes
-) -> list[R]:
+    queue: ClassQueue, share: int, taken: int, now: float, times: BatchTimes
+) -> list[Request]:
     with_deadline = queue.with_deadline
     if not with_deadline:
         return []
@@ -147,8 +149,8 @@ def _fill_with_deadlines(
 
 
 def _leading_rows(
-    queue: ClassQueueView[R], most: int, now: float, times: BatchTimes, demand: Callable[[], ArrivalDemand]
-) -> KeptAndShed[R]:
+    queue: ClassQueue, most: int, now: float, times: BatchTimes, demand: Callable[[], ArrivalDemand]
+) -> KeptAndShed:
     """Choose the rows of the leading class.
 
     Requests without a deadline are never shed, and fill the room that the others leave. Once the oldest has waited for

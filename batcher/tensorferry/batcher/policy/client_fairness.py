@@ -13,21 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
-from typing import Protocol, TypeVar
 
-from tensorferry.batcher.policy.protocols import BatchTimes, QueuedRequest
+from tensorferry.batcher.policy.protocols import BatchTimes
 from tensorferry.batcher.request import Request, Share
-
-
-class Owned(QueuedRequest, Protocol):
-    """A queued request with its client."""
-
-    @property
-    def client(self) -> str:
-        """The client's name."""
-
-
-_O = TypeVar("_O", bound=Owned)
 
 
 class StartTimeFairQueue:
@@ -36,8 +24,6 @@ class StartTimeFairQueue:
     A client with nothing queued is forgotten, so there are never more clients than queued rows. A client without a weight
     of its own has 1.
     """
-
-    __slots__ = ("_last", "_over_share", "_weights", "compared_at", "shares", "weight")
 
     def __init__(self, weights: Mapping[str, int]) -> None:
         self._weights = weights
@@ -69,7 +55,7 @@ class StartTimeFairQueue:
             if not self.shares:
                 self._last = 0.0
 
-    def charge(self, requests: Iterable[Owned]) -> None:
+    def charge(self, requests: Iterable[Request]) -> None:
         """Advance the virtual starts for requests that go into a batch. Call it before `remove_rows`."""
         for request in requests:
             share = self.shares[request.client]
@@ -112,15 +98,15 @@ class StartTimeFairQueue:
 
 
 def pick_by_virtual_time(
-    queues: Mapping[str, Iterator[_O]], shares: Mapping[str, Share], rows: int
-) -> list[_O]:
+    queues: Mapping[str, Iterator[Request]], shares: Mapping[str, Share], rows: int
+) -> list[Request]:
     """Pick at most `rows` rows: always the next request of the client with the smallest virtual start.
 
     A client whose next request does not fit waits for another batch.
     """
     # Ties are broken by the client's place, so that requests are never compared.
-    heap: list[tuple[float, int, _O]] = []
-    others: list[tuple[Iterator[_O], int]] = []
+    heap: list[tuple[float, int, Request]] = []
+    others: list[tuple[Iterator[Request], int]] = []
     for client, queue in queues.items():
         request = next(queue, None)
         if request is not None:
@@ -128,7 +114,7 @@ def pick_by_virtual_time(
             heap.append((share.virtual_start, len(others), request))
             others.append((queue, share.weight))
     heapify(heap)
-    picked: list[_O] = []
+    picked: list[Request] = []
     while heap and rows > 0:
         virtual_start, place, request = heap[0]
         if request.rows_counted > rows:
@@ -146,7 +132,7 @@ def pick_by_virtual_time(
 
 
 def all_in_time(
-    with_deadline: Sequence[QueuedRequest],
+    with_deadline: Sequence[Request],
     rows: int,
     most: int,
     now: float,

@@ -8,12 +8,13 @@ time that it has already waited counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
-from tensorferry.batcher.policy.protocols import BucketView, QueuedRequest
-from tensorferry.batcher.request import CloseReason
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.policy.protocols import BucketView
+from tensorferry.batcher.request import CloseReason, Request
+from tensorferry.batcher.settings import BatcherSettings
 
 # Globals, because looking up an enum's member costs time for each batch.
 _FULL, _IDLE = CloseReason.FULL, CloseReason.IDLE
@@ -41,7 +42,7 @@ class Wait(NamedTuple):
 def decide(
     buckets: Mapping[Hashable, BucketView],
     now: float,
-    limits: Limits,
+    settings: BatcherSettings,
     draining: bool,
     credits: Sequence[float] = (0.0,),
 ) -> Close | Wait:
@@ -55,14 +56,14 @@ def decide(
     chosen: Close | None = None
     chosen_order = _LAST
     for key, bucket in buckets.items():
-        if not limits.max_queue_delay and not limits.preferred:
+        if not settings.max_queue_delay and not settings.preferred_batch_sizes:
             # Without a window.
-            reason: CloseReason | None = _IDLE if limits.merges and bucket.rows < bucket.full_rows else _FULL
-            rows = limits.max_batch_size if limits.merges else 1
+            reason: CloseReason | None = _IDLE if settings.merge and bucket.rows < bucket.full_rows else _FULL
+            rows = settings.batch_rows if settings.merge else 1
         else:
-            reason, rows = _closes(bucket, now, limits, draining)
+            reason, rows = _closes(bucket, now, settings, draining)
         if reason is None:
-            until = min(until, bucket.oldest_arrival + limits.max_queue_delay, bucket.latest_start)
+            until = min(until, bucket.oldest_arrival + settings.max_queue_delay, bucket.latest_start)
             continue
         if len(buckets) == 1 == len(bucket.class_queues):
             # Fast path: there is nothing to choose from.
@@ -76,12 +77,14 @@ def decide(
     return chosen if chosen is not None else Wait(until)
 
 
-def _closes(bucket: BucketView, now: float, limits: Limits, draining: bool) -> tuple[CloseReason | None, int]:
+def _closes(
+    bucket: BucketView, now: float, settings: BatcherSettings, draining: bool
+) -> tuple[CloseReason | None, int]:
     """Return why the bucket may be closed now, None if it may not, and the most rows of its batch; with a window."""
-    most, delay = limits.max_batch_size, limits.max_queue_delay
+    most, delay = settings.batch_rows, settings.max_queue_delay
     window_over = delay > 0 and now >= min(bucket.oldest_arrival + delay, bucket.latest_start)
-    if limits.preferred and not window_over:
-        rows = preferred_rows(_in_order(bucket), limits)
+    if settings.preferred_batch_sizes and not window_over:
+        rows = preferred_rows(chain.from_iterable(bucket.class_queues), settings)
         if rows:
             return CloseReason.PREFERRED, rows
     if bucket.rows >= bucket.full_rows:
@@ -93,13 +96,7 @@ def _closes(bucket: BucketView, now: float, limits: Limits, draining: bool) -> t
     return (CloseReason.WINDOW, most) if window_over else (None, 0)
 
 
-def _in_order(bucket: BucketView) -> Iterator[QueuedRequest]:
-    for queue in bucket.class_queues:
-        yield from queue.with_deadline
-        yield from queue.without_deadline
-
-
-def preferred_rows(requests: Iterable[QueuedRequest], limits: Limits) -> int:
+def preferred_rows(requests: Iterable[Request], settings: BatcherSettings) -> int:
     """Return the rows of the batch that is closed before its window ends; 0 for none.
 
     This is Triton's rule (`preferred_batch_size`): the largest preferred size that requests in their order add up to. If
@@ -107,12 +104,12 @@ def preferred_rows(requests: Iterable[QueuedRequest], limits: Limits) -> int:
     """
     best = rows = 0
     for request in requests:
-        if rows + request.rows_counted > limits.preferred[-1] and not best and rows:
+        if rows + request.rows_counted > settings.preferred_batch_sizes[-1] and not best and rows:
             return rows
-        if rows + request.rows_counted > limits.max_batch_size and rows:
+        if rows + request.rows_counted > settings.batch_rows and rows:
             break
         rows += request.rows_counted
-        if rows in limits.preferred:
+        if rows in settings.preferred_batch_sizes:
             best = rows
     # Beyond the largest preferred size there is nothing to wait for.
-    return best or (rows if rows >= limits.preferred[-1] else 0)
+    return best or (rows if rows >= settings.preferred_batch_sizes[-1] else 0)

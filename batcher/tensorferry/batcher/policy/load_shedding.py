@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, NamedTuple
+from typing import NamedTuple
 
 from tensorferry.batcher.policy.prefixes import take_prefix, total_rows
-from tensorferry.batcher.policy.protocols import BatchTimes, R
+from tensorferry.batcher.policy.protocols import BatchTimes
+from tensorferry.batcher.request import Request
 
 # A batch finds more rows than its device's part of all arrivals: that part, times this power of the number of devices.
 # It was the best in simulations of two, three, four and eight devices.
@@ -31,15 +32,15 @@ class ArrivalDemand(NamedTuple):
     devices: int = 1
 
 
-class KeptAndShed(NamedTuple, Generic[R]):
+class KeptAndShed(NamedTuple):
     """The requests that go into a batch, those that are dropped, and the rows that the deadlines of `kept` allow."""
 
-    kept: list[R]
-    shed: list[R]
+    kept: list[Request]
+    shed: list[Request]
     rows_allowed: int
 
 
-def infeasible(requests: Iterable[R], start: float, needs: Callable[[int], float]) -> list[R]:
+def infeasible(requests: Iterable[Request], start: float, needs: Callable[[int], float]) -> list[Request]:
     """Return the requests that would miss their deadline even if they ran alone from `start` on.
 
     `needs` returns the most seconds that a batch takes, by its rows.
@@ -52,12 +53,12 @@ def infeasible(requests: Iterable[R], start: float, needs: Callable[[int], float
 
 
 def rate_rule(
-    with_deadline: Sequence[R],
+    with_deadline: Sequence[Request],
     room: int,
     now: float,
     times: BatchTimes,
     demand: Callable[[], ArrivalDemand],
-) -> KeptAndShed[R]:
+) -> KeptAndShed:
     """Choose from requests in order of their deadlines; `demand` is called only if not all can make theirs."""
     fits = times.max_rows_within(with_deadline[0].deadline - now)
     wanted = take_prefix(with_deadline, room)

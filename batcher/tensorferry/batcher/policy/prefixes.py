@@ -5,27 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from tensorferry.batcher.policy.protocols import QueuedRequest, R
+from tensorferry.batcher.request import Request
 
 
-def take_prefix(requests: Iterable[R], rows: int) -> list[R]:
+def take_prefix(requests: Iterable[Request], rows: int) -> list[Request]:
     """Return the longest prefix of at most `rows` rows; it always has the first request."""
     # Each request counts for at least one row, mostly for exactly one: then the whole slice is the answer.
     head = list(islice(requests, max(1, rows)))
     if total_rows(head) <= rows:
         return head
-    prefix: list[R] = []
-    for request in head:
-        if prefix and request.rows_counted > rows:
-            break
-        prefix.append(request)
-        rows -= request.rows_counted
-    return prefix
+    return take_prefix_that_fits(head, rows) or head[:1]
 
 
-def take_prefix_that_fits(requests: Iterable[R], rows: int) -> list[R]:
+def take_prefix_that_fits(requests: Iterable[Request], rows: int) -> list[Request]:
     """Return the longest prefix of at most `rows` rows; it may be empty."""
-    prefix: list[R] = []
+    prefix: list[Request] = []
     for request in requests:
         if request.rows_counted > rows:
             break
@@ -34,6 +28,6 @@ def take_prefix_that_fits(requests: Iterable[R], rows: int) -> list[R]:
     return prefix
 
 
-def total_rows(requests: Sequence[QueuedRequest]) -> int:
+def total_rows(requests: Sequence[Request]) -> int:
     """Return the sum of the requests' rows."""
     return sum([request.rows_counted for request in requests])

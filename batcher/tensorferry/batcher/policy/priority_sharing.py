@@ -15,8 +15,6 @@ from collections.abc import Sequence
 class StrictPriority:
     """Strict priority: each class before all lower ones, which may starve. Guarded by the queue's lock."""
 
-    __slots__ = ("credits",)
-
     def __init__(self, classes: int) -> None:
         # Every class always has credit, so that the rank decides.
         self.credits = [math.inf] * classes
@@ -38,8 +36,6 @@ class StrictPriority:
 
 class DeficitRoundRobin:
     """Deficit round robin: credit of each class in rows, the highest class first. Guarded by the queue's lock."""
-
-    __slots__ = ("_most", "_round", "credits")
 
     def __init__(self, weights: Sequence[int], max_batch_size: int) -> None:
         # The credit that a round gives each class: a full batch in all.

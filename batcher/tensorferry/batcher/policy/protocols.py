@@ -1,60 +1,18 @@
-"""Protocols of the queue as the policy uses it, so that tests can bring their own requests and times."""
+"""Protocols of what the policy uses of the queue and of the cost model, which it does not know."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-
-class QueuedRequest(Protocol):
-    """A queued request; `Request` implements it."""
-
-    @property
-    def rows_counted(self) -> int:
-        """The number of rows, at least one."""
-
-    @property
-    def arrival(self) -> float:
-        """The time at which it was accepted."""
-
-    @property
-    def deadline(self) -> float:
-        """The absolute deadline; inf for none."""
-
-
-R = TypeVar("R", bound=QueuedRequest)
-R_co = TypeVar("R_co", bound=QueuedRequest, covariant=True)
-
-
-class ClassQueueView(Protocol[R_co]):
-    """The queued requests of one priority class that may share a batch."""
-
-    @property
-    def with_deadline(self) -> Sequence[R_co]:
-        """The requests with a deadline, the earliest first."""
-
-    @property
-    def without_deadline(self) -> Sequence[R_co]:
-        """The requests without a deadline, in order of arrival."""
-
-    @property
-    def rows(self) -> int:
-        """The sum of the requests' rows."""
-
-    @property
-    def serve_by(self) -> float:
-        """The time by which the first request is to be served, compared between queues; inf if empty."""
-
-    @property
-    def max_wait_before_priority(self) -> float:
-        """Time that a request without a deadline waits before it may precede those with one."""
+from tensorferry.batcher.policy.class_queue import ClassQueue
 
 
 class BucketView(Protocol):
     """The queued requests that may share a batch; never empty."""
 
     @property
-    def class_queues(self) -> Sequence[ClassQueueView[QueuedRequest]]:
+    def class_queues(self) -> Sequence[ClassQueue]:
         """The requests by rank, the highest first."""
 
     @property

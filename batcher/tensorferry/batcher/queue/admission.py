@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 
+from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import (
     BatcherClosed,
     DeadlineExceeded,
@@ -24,12 +26,20 @@ from tensorferry.batcher.settings import BatcherSettings
 class Admission:
     """Accepts or rejects requests by the queue's bounds, the clients' quotas, and their deadlines.
 
-    Guarded by the queue's lock, but for `check_size`.
+    Guarded by the queue's lock, which thread-safe methods take.
     """
 
     def __init__(
-        self, settings: BatcherSettings, backlog: Backlog, devices: Devices, selector: BatchSelector
+        self,
+        settings: BatcherSettings,
+        lock: threading.Lock,
+        clock: Clock,
+        backlog: Backlog,
+        devices: Devices,
+        selector: BatchSelector,
     ) -> None:
+        self._lock = lock
+        self._clock = clock
         self._backlog = backlog
         self._devices = devices
         self._arrivals = selector.arrivals
@@ -39,7 +49,7 @@ class Admission:
         self._policies = settings.policies
         self._ranks_per_class = settings.ranks_per_class
         # Bounds the rows queued, and the bytes of all accepted requests that are not done: they are held in memory.
-        self._max_batch_size = settings.limits.max_batch_size
+        self._max_batch_size = settings.batch_rows
         self._max_rows = settings.max_queue_size
         self._max_bytes = settings.max_queue_bytes
         self.bytes_in_flight = 0
@@ -91,7 +101,7 @@ class Admission:
         first = requests[0]
         # A request that is rejected in any case must get that error, not its quota's.
         if self._quotas is not None and not (skip_admission or self._closed or self._unavailable is not None):
-            self._quotas.check(first.client, rows, nbytes, now, self.drain_time)
+            self._quotas.check(first.client, rows, nbytes, now, self._drain_time)
         displaced: Sequence[Request] = ()
         if skip_admission:
             self._check_open()
@@ -143,26 +153,30 @@ class Admission:
             if self._quotas is not None:
                 self._quotas.done(request)
 
-    def fast_reject(self, deadline: float, now: float) -> QueueFull | None:
-        """Return why a request with this deadline would be rejected; None if that is uncertain."""
-        error = self._overload.fast_reject(deadline, now)
-        if error is not None:
-            self._arrivals.arrived(0, now, 1, deadline - now)
-        return error
-
-    @property
-    def full(self) -> bool:
-        """Return whether there is no room for anything. May be called without the lock."""
-        return self._backlog.rows >= self._max_rows or self.bytes_in_flight >= self._max_bytes
+    def fast_reject(self, deadline: float) -> QueueFull | None:
+        """Return why a request with this deadline would be rejected; None if that is uncertain. Thread-safe."""
+        with self._lock:
+            now = self._clock.now()
+            error = self._overload.fast_reject(deadline, now)
+            if error is not None:
+                self._arrivals.arrived(0, now, 1, deadline - now)
+            return error
 
     def queue_full(self) -> QueueFull | None:
-        """Return why there is no room for anything; None if there is."""
-        if not self.full:
+        """Return why there is no room for anything; None if there is. Thread-safe."""
+        # Without the lock, because there nearly always is room. A late look at it only costs a request more or less.
+        if not self._is_full():
             return None
-        return self._full(
-            f"{self._backlog.rows} of {self._max_rows} rows wait, and it holds {self.bytes_in_flight} of "
-            f"{self._max_bytes} bytes"
-        )
+        with self._lock:
+            if not self._is_full():
+                return None
+            return self._full(
+                f"{self._backlog.rows} of {self._max_rows} rows wait, and it holds {self.bytes_in_flight} of "
+                f"{self._max_bytes} bytes"
+            )
+
+    def _is_full(self) -> bool:
+        return self._backlog.rows >= self._max_rows or self.bytes_in_flight >= self._max_bytes
 
     def check_answered(self, request: Request, now: float) -> None:
         """Raise as `admit` does for a request that needs no room, because nothing is run for it."""
@@ -182,7 +196,7 @@ class Admission:
             return
         queued = self._backlog.count(range(request.rank, request.rank + self._ranks_per_class))
         if queued >= limit:
-            retry_after = self.drain_time()
+            retry_after = self._drain_time()
             raise QueueFull(
                 f"{queued} requests of priority {request.priority} wait, and the model's "
                 f"queue policy allows {limit}; retry in {retry_after:.3f} s",
@@ -201,11 +215,15 @@ class Admission:
         return displaced
 
     def _full(self, why: str) -> QueueFull:
-        retry_after = self.drain_time()
+        retry_after = self._drain_time()
         return QueueFull(f"the queue is full: {why}; retry in {retry_after:.3f} s", retry_after)
 
     def drain_time(self) -> float:
-        """Estimate how long the queued requests take to run, in seconds; at least a millisecond."""
+        """Estimate how long the queued requests take to run, in seconds; at least a millisecond. Thread-safe."""
+        with self._lock:
+            return self._drain_time()
+
+    def _drain_time(self) -> float:
         return max(0.001, self._backlog.drain_time() / len(self._devices.available))
 
 

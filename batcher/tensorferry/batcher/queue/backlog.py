@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, count
-from operator import attrgetter
+from itertools import count
 
 from tensorferry.batcher.learning.cost_model import BatchCostModel, BucketStatistics
 from tensorferry.batcher.learning.latency_model import LatencyModel
+from tensorferry.batcher.policy.class_queue import ClassQueue
 from tensorferry.batcher.policy.load_shedding import infeasible
 from tensorferry.batcher.request import Request
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 
 _INF = math.inf
 
@@ -27,96 +26,6 @@ _AGING_SECONDS = 1.0
 # Buckets that are remembered with their cost models, the least recently used being forgotten first.
 _MAX_BUCKETS = 256
 _FORGET_TRIES = 4
-
-# The order of queued requests: earliest deadline first, then as they were queued.
-edf_key = attrgetter("deadline", "order")
-_deadline = attrgetter("deadline")
-
-
-class ClassQueue:
-    """The requests of one priority class in one bucket. Implements `ClassQueueView`.
-
-    Both lists are ordered by `edf_key`. Guarded by the queue's lock.
-    """
-
-    __slots__ = ("max_wait_before_priority", "rows", "with_deadline", "without_deadline")
-
-    def __init__(self) -> None:
-        # After this many seconds the oldest request is served first, whatever the deadlines.
-        self.max_wait_before_priority = _INF
-        self.with_deadline: list[Request] = []
-        self.without_deadline: list[Request] = []
-        self.rows = 0
-
-    def __iter__(self) -> Iterator[Request]:
-        yield from self.with_deadline
-        yield from self.without_deadline
-
-    def __len__(self) -> int:
-        return len(self.with_deadline) + len(self.without_deadline)
-
-    @property
-    def oldest_arrival(self) -> float:
-        """Return the earlier arrival of the two requests at the heads; inf when empty."""
-        arrival = self.with_deadline[0].arrival if self.with_deadline else _INF
-        return min(arrival, self.without_deadline[0].arrival) if self.without_deadline else arrival
-
-    @property
-    def serve_by(self) -> float:
-        """Return when the first request must be served, by its deadline or its age; inf when empty."""
-        aged = self.oldest_arrival + self.max_wait_before_priority
-        return min(self.with_deadline[0].deadline, aged) if self.with_deadline else aged
-
-    def add(self, request: Request) -> None:
-        """Insert a request in its order."""
-        queued = self.with_deadline if request.deadline < _INF else self.without_deadline
-        if not queued or (queued[-1].deadline <= request.deadline and queued[-1].order < request.order):
-            queued.append(request)
-        else:
-            insort(queued, request, key=edf_key)
-        self.rows += request.rows_counted
-
-    def remove_all(self, requests: list[Request], rows: int) -> None:
-        """Remove several requests of `rows` rows in all, given in their order, those without a deadline apart."""
-        self.rows -= rows
-        mixed = self.with_deadline and self.without_deadline
-        for queued in (self.with_deadline, self.without_deadline):
-            gone = requests
-            if mixed:
-                timed = queued is self.with_deadline
-                gone = [request for request in requests if (request.deadline < _INF) is timed]
-            if not queued or not gone:
-                continue
-            # Mostly they are neighbours at the head. Removed one by one, each would shift all requests behind it.
-            start = 0
-            if queued[0] is not gone[0]:
-                start = bisect_left(queued, edf_key(gone[0]), key=edf_key)
-            stop = start + len(gone)
-            if queued[start:stop] == gone:
-                del queued[start:stop]
-            else:
-                for request in gone:
-                    del queued[bisect_left(queued, edf_key(request), key=edf_key)]
-
-    def rows_ahead(self, request: Request) -> float:
-        """Estimate how many rows are served before a request with a deadline that is not queued yet."""
-        queued = self.with_deadline
-        if not queued:
-            return 0.0
-        before = len(queued)
-        if queued[-1].deadline > request.deadline:
-            before = bisect_left(queued, request.deadline, key=_deadline)
-        return self.rows * before / len(self)
-
-    def last(self, rows: int) -> list[Request]:
-        """Return the requests that would be served last, of at least `rows` rows if there are as many."""
-        found: list[Request] = []
-        for request in chain(reversed(self.without_deadline), reversed(self.with_deadline)):
-            if rows <= 0:
-                break
-            found.append(request)
-            rows -= request.rows_counted
-        return found
 
 
 class Bucket:
@@ -168,9 +77,8 @@ class Bucket:
 class Backlog:
     """All queued requests. Not thread-safe: guarded by the queue's lock."""
 
-    def __init__(self, limits: Limits, classes: int, *, pipelined: bool) -> None:
-        self._limits = limits
-        self._pipelined = pipelined
+    def __init__(self, settings: BatcherSettings) -> None:
+        self._settings = settings
         # The buckets with queued requests; and all remembered buckets, the last used at the end.
         self.queued_buckets: dict[Hashable, Bucket] = {}
         self.all_buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
@@ -178,7 +86,7 @@ class Backlog:
         self.rows = 0
         # How many of the queued requests have a deadline.
         self.deadlines = 0
-        self.class_rows = [0] * classes
+        self.class_rows = [0] * settings.ranks
         self._orders = count(1)
         self._warmup_samples: list[tuple[int, float]] = []
 
@@ -188,7 +96,7 @@ class Backlog:
             self.bucket(key).cost_model.add_warmup_sample(rows, seconds)
             return
         # Raises ValueError for nonsense here, instead of at the first request of each bucket.
-        LatencyModel(self._limits.max_batch_size).add_warmup_sample(rows, seconds)
+        LatencyModel(self._settings.batch_rows).add_warmup_sample(rows, seconds)
         self._warmup_samples.append((rows, seconds))
 
     def bucket(self, key: Hashable) -> Bucket:
@@ -197,12 +105,12 @@ class Backlog:
         if bucket is not None:
             self.all_buckets.move_to_end(key)
             return bucket
-        limits = self._limits
+        settings = self._settings
         cost_model = BatchCostModel(
-            limits.max_batch_size,
-            pipelined=self._pipelined,
-            adaptive=limits.adaptive,
-            learn_times=limits.learn_times,
+            settings.batch_rows,
+            pipelined=settings.pipelined,
+            adaptive=settings.sizes_pay,
+            learn_times=settings.learn_times,
         )
         for rows, seconds in self._warmup_samples:
             cost_model.add_warmup_sample(rows, seconds)
@@ -287,7 +195,7 @@ class Backlog:
             for queue in bucket.class_queues:
                 queued = queue.with_deadline
                 # Usually the earliest deadline allows a full batch, so every request can be in time.
-                if queued and start + cost_model.upper(self._limits.max_batch_size) >= queued[0].deadline:
+                if queued and start + cost_model.upper(self._settings.batch_rows) >= queued[0].deadline:
                     found += infeasible(queued, start, partial(cost_model.upper_if_recent, now=now))
         return found
 
@@ -349,7 +257,7 @@ class Backlog:
 
     def drain_time(self) -> float:
         """Return how long one device takes to run all queued requests, in seconds; 0 when nothing is known."""
-        if not self._limits.merges:
+        if not self._settings.merge:
             return sum(
                 bucket.requests
                 * bucket.cost_model.mean(min(math.ceil(bucket.rows / bucket.requests), bucket.full_rows))
@@ -363,7 +271,7 @@ class Backlog:
 
     def least_time(self, rows: int, now: float) -> float:
         """Return the shortest time of a batch of `rows` rows alone, of all buckets; 0 when none is recent enough."""
-        rows = min(max(rows, 1), self._limits.max_batch_size)
+        rows = min(max(rows, 1), self._settings.batch_rows)
         return min(
             [
                 bucket.cost_model.end_to_end(rows)

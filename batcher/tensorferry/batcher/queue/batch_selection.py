@@ -17,7 +17,6 @@ from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.fair_backlog import FairBacklog
 from tensorferry.batcher.queue.overload import OverloadControl
-from tensorferry.batcher.request import Request
 from tensorferry.batcher.settings import BatcherSettings
 
 # Batches are kept short for tight deadlines if that costs at most this share of full batches' throughput ...
@@ -30,22 +29,12 @@ _SAFETY = 1.25
 class BatchSelector:
     """Takes batches out of the backlog. Guarded by the queue's lock."""
 
-    __slots__ = (
-        "_backlog",
-        "_devices",
-        "_fair",
-        "_shares",
-        "arrivals",
-        "overload",
-        "row_limits",
-    )
-
     def __init__(self, settings: BatcherSettings, backlog: Backlog, devices: Devices) -> None:
         self._backlog = backlog
         # The same backlog, if clients share batches.
         self._fair = backlog if isinstance(backlog, FairBacklog) else None
         self._devices = devices
-        ranks, max_rows = settings.ranks, settings.limits.max_batch_size
+        ranks, max_rows = settings.ranks, settings.batch_rows
         self.overload = OverloadControl(backlog, devices, alike=self._fair is None and ranks == 1)
         strict = settings.strict_priorities or settings.ranks_per_class > 1
         self._shares: StrictPriority | DeficitRoundRobin = (
@@ -64,7 +53,7 @@ class BatchSelector:
             self._shares.replenish(class_rows)
         return self._shares.credits
 
-    def select(self, close: Close, device: Device, start: float, now: float) -> FormedBatch[Request]:
+    def select(self, close: Close, device: Device, start: float, now: float) -> FormedBatch:
         """Remove and return the batch of the bucket that closes, and the requests that are shed for it.
 
         The device can start the batch at `start`.

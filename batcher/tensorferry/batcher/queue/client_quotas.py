@@ -37,8 +37,6 @@ class ClientQuotas:
     bounded, so that clients cannot fill the memory by inventing names.
     """
 
-    __slots__ = ("_burst", "_meters", "_policy", "_usage")
-
     def __init__(self, policy: ClientPolicy) -> None:
         self._policy = policy
         self._burst = policy.most_at_once

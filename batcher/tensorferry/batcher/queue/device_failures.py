@@ -9,18 +9,14 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import InstanceFailed
 from tensorferry.batcher.queue.admission import Admission
 from tensorferry.batcher.queue.devices import Device, Devices, Outage
 from tensorferry.batcher.queue.request_states import RequestStates
-from tensorferry.batcher.queue.wakeup import InlineExecution
+from tensorferry.batcher.queue.wakeup import LONG_SECONDS, InlineExecution, WorkerWakeup
 from tensorferry.batcher.request import BatchAssignment, Recover, Request
-
-if TYPE_CHECKING:
-    from tensorferry.batcher.queue.request_queue import RequestQueue
 
 _INF = math.inf
 
@@ -34,20 +30,20 @@ class DeviceFailures:
 
     def __init__(
         self,
-        queue: RequestQueue,
         lock: threading.Lock,
         clock: Clock,
         devices: Devices,
         admission: Admission,
         states: RequestStates,
+        wakeup: WorkerWakeup,
         inline: InlineExecution,
     ) -> None:
-        self._queue = queue
         self._lock = lock
         self._clock = clock
         self._devices = devices
         self._admission = admission
         self._states = states
+        self._wakeup = wakeup
         self._inline = inline
 
     def requeue_after_failure(
@@ -62,11 +58,14 @@ class DeviceFailures:
         with self._lock:
             now, failed = self._clock.now(), self._devices.each[device]
             if out:
-                self._devices.begin_outage(failed, now, now).retry_by(now)
+                self._devices.begin_outage(failed, now, now)
                 # Workers that wait for a batch of this device must wait for its recovery instead.
                 failed.ready.notify_all()
                 self._devices.recovered_or_closed.notify_all()
-            return self._queue.requeue_running_locked(batch, work, now, retried=ran)
+            requeued, ended = self._states.requeue_running(batch, work, now, retried=ran)
+            if requeued:
+                self._wakeup.wake_for_backlog(now)
+            return requeued, ended
 
     def wait_for_recovery_locked(self, device: Device, outage: Outage) -> Recover | None:
         """Let a worker wait during an outage; return `Recover` if it must recover the device, None to look again."""
@@ -77,7 +76,7 @@ class DeviceFailures:
             outage.begin_recovery()
             return Recover()
         # This worker may have been woken instead of another, and it expires no requests while it waits here.
-        self._queue.wake_for_backlog_locked(now)
+        self._wakeup.wake_for_backlog(now)
         self._clock.wait(self._devices.recovered_or_closed, _INF if outage.recovering else try_at)
         return None
 
@@ -90,13 +89,13 @@ class DeviceFailures:
         with self._lock:
             crashed, now = self._devices.each[device], self._clock.now()
             if crashed.outage is None:
-                self._devices.begin_outage(crashed, now, now + seconds).ignore_batches()
+                self._devices.begin_outage(crashed, now, now + seconds, wait_for_batches=False)
                 if not crashed.batches_outstanding:
                     crashed.reset()
             crashed.ready.notify_all()
             self._devices.recovered_or_closed.notify_all()
             # Threads that were woken for this device's work may not have seen it.
-            self._queue.wake_for_backlog_locked(now, wakeup_lost=True)
+            self._wakeup.wake_for_backlog(now, wakeup_lost=True)
             assert crashed.outage is not None
             if error is not None:
                 return self._give_up_locked(crashed.outage, error)
@@ -108,7 +107,7 @@ class DeviceFailures:
         Requests that it expired are handed out.
         """
         with self._lock:
-            self._queue.wake_for_backlog_locked(self._clock.now(), wakeup_lost=True)
+            self._wakeup.wake_for_backlog(self._clock.now(), wakeup_lost=True)
             return self._states.hand_out_expired()
 
     def recovered(self, device: int) -> None:
@@ -156,6 +155,11 @@ class DeviceFailures:
             self._admission.reject_all(error)
             ended = self._states.end_all_queued()
         return self._states.hand_out_expired(ended)
+
+    def inline_run_too_long(self, device: int, since: float) -> bool:
+        """Return whether a submitting thread has been busy with a batch since then for too long."""
+        with self._lock:
+            return self._devices.each[device].run_inline and self._clock.now() - since > LONG_SECONDS
 
     def run_timed_out(self) -> None:
         """Run no more batches inline, because a run took too long and was ended."""

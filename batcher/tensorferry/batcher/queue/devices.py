@@ -6,26 +6,29 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+
+from tensorferry.batcher.clock import Clock
 
 # A timed wait ends a little late, in seconds. The next batch is better prepared too early than too late.
 _TIMER_SLACK = 300e-6
 
 
+@dataclass(slots=True)
 class Outage:
-    """The time in which a device takes no batches, because its model function is broken. Guarded by the queue's lock."""
+    """The time in which a device takes no batches, because its model function is broken. Guarded by the queue's lock.
 
-    __slots__ = ("began", "recovering", "try_at", "unrecoverable", "wait_for_batches")
+    The recovery is tried at `try_at`, inf while a hung run has not returned. If it is to `wait_for_batches`, those that were
+    dispatched before are completed first, so that their device memory is free. The end of an `unrecoverable` outage is
+    unknown: a recovery failed, or a run hangs.
+    """
 
-    def __init__(self, began: float, try_at: float) -> None:
-        self.began = began
-        # When to try to recover the device; inf while a hung run has not returned.
-        self.try_at = try_at
-        # Whether batches that were dispatched before are completed first, so that their device memory is free.
-        self.wait_for_batches = True
-        # One of the device's workers is recovering it.
-        self.recovering = False
-        # A recovery failed or a run hangs, so the end of the outage is unknown.
-        self.unrecoverable = False
+    began: float
+    try_at: float
+    wait_for_batches: bool
+    # One of the device's workers is recovering it.
+    recovering: bool = False
+    unrecoverable: bool = False
 
     def begin_recovery(self) -> None:
         """Note that a worker is recovering the device."""
@@ -35,14 +38,6 @@ class Outage:
         """Note that a recovery failed, and when to try the next."""
         self.recovering = False
         self.try_at = time
-
-    def retry_by(self, time: float) -> None:
-        """Try to recover the device at `time` at the latest."""
-        self.try_at = min(self.try_at, time)
-
-    def ignore_batches(self) -> None:
-        """Recover the device without waiting for batches that were dispatched before."""
-        self.wait_for_batches = False
 
     def give_up(self) -> None:
         """Note that the end of the outage is unknown."""
@@ -56,17 +51,6 @@ class Device:
     asks for the next. With pipelining one batch may be joined or completed while the device runs another: at most two
     are in flight.
     """
-
-    __slots__ = (
-        "batches_outstanding",
-        "free_at",
-        "host_lead_time",
-        "in_flight",
-        "outage",
-        "ready",
-        "run_inline",
-        "waiting",
-    )
 
     def __init__(self, lock: threading.Lock) -> None:
         # A batch may be dispatched to this device. `waiting` workers wait for it.
@@ -109,21 +93,11 @@ class Device:
         """Remove all batches in flight."""
         self.in_flight.clear()
 
-    def begin_outage(self, now: float, try_at: float) -> Outage:
-        """Start an outage, or return the one that goes on already."""
-        if self.outage is None:
-            self.outage = Outage(now, try_at)
-        return self.outage
-
-    def end_outage(self) -> None:
-        """Take batches again."""
-        self.outage = None
-
-    def wait(self, wait: Callable[[threading.Condition], None]) -> None:
-        """Let a worker wait for `ready`, by the function given."""
+    def wait(self, clock: Clock, until: float) -> None:
+        """Let a worker wait for `ready`, at most until `until`."""
         self.waiting += 1
         try:
-            wait(self.ready)
+            clock.wait(self.ready, until)
         finally:
             self.waiting -= 1
 
@@ -133,8 +107,6 @@ class Devices:
 
     Estimates count the `available` devices only.
     """
-
-    __slots__ = ("available", "each", "next_start", "recovered_or_closed")
 
     def __init__(self, lock: threading.Lock, count: int) -> None:
         # An outage has ended or changed, or the queue may have ended. The workers of devices with an outage wait for it.
@@ -151,15 +123,19 @@ class Devices:
         self.next_start = min([device.start_at(now) for device in self.available])
         return self.next_start
 
-    def begin_outage(self, device: Device, now: float, try_at: float) -> Outage:
-        """Start an outage of a device, or return the one that goes on already."""
-        outage = device.begin_outage(now, try_at)
+    def begin_outage(
+        self, device: Device, now: float, try_at: float, *, wait_for_batches: bool = True
+    ) -> Outage:
+        """Start an outage of a device; if one goes on already, try to recover it at `try_at` at the latest."""
+        outage = device.outage or Outage(now, try_at, wait_for_batches)
+        outage.try_at = min(outage.try_at, try_at)
+        device.outage = outage
         self._count_available()
         return outage
 
     def end_outage(self, device: Device) -> None:
         """Let a device take batches again."""
-        device.end_outage()
+        device.outage = None
         self._count_available()
         self.recovered_or_closed.notify_all()
 

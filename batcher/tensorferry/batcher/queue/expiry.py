@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 from tensorferry.batcher.clock import Clock
@@ -30,15 +30,18 @@ class Expiry:
     `policies` has one entry for each class, or none at all.
     """
 
-    __slots__ = ("_backlog", "_devices", "_due", "timeouts", "wait_until")
-
     def __init__(
         self, lock: threading.Lock, backlog: Backlog, devices: Devices, policies: Sequence[QueuePolicy]
     ) -> None:
         self._backlog = backlog
         self._devices = devices
-        # None if no class has a queue policy.
-        self.timeouts = TimeoutHeap(policies) if policies else None
+        self._policies = policies
+        # Whether requests may time out.
+        self.has_timeouts = bool(policies)
+        # The queued requests that have a timeout, the earliest first.
+        self._heap: list[tuple[float, int, Request]] = []
+        self._numbers = count()
+        self._purge_size = _MIN_PURGE_SIZE
         # A request must expire while no worker is free to see it, or the queue closes. The expiry thread waits
         # for it, until `wait_until` at most; -inf if it does not wait, or is notified.
         self._due = threading.Condition(lock)
@@ -59,91 +62,53 @@ class Expiry:
 
     def notify_by(self, due: float) -> None:
         """Wake the expiry thread if it would sleep past `due` and no worker is free to expire requests then."""
-        if due >= self.wait_until:
+        if due >= self.wait_until or self._devices.has_free_waiter:
             return
-        for device in self._devices.each:
-            if device.waiting and not device.batches_outstanding:
-                return
         self._due.notify()
         self.wait_until = -math.inf
 
     def queued(self, requests: Sequence[Request]) -> None:
         """Note a request that was queued, or the parts of one, if there are timeouts; else `notify_by` does."""
-        assert self.timeouts is not None
         for request in requests:
-            self.timeouts.add(request)
-        self.notify_by(min(requests[0].deadline, self.timeouts.next()))
+            policy = self._policies[request.priority - 1]
+            timeout = min(policy.timeout, request.max_queue_time) if policy.overridable else policy.timeout
+            if timeout == math.inf:
+                continue
+            if len(self._heap) >= self._purge_size:
+                # Most requests are dispatched long before their timeout.
+                self._keep(entry for entry in self._heap if entry[2].state is QUEUED)
+                self._purge_size = max(_MIN_PURGE_SIZE, _PURGE_GROWTH * len(self._heap))
+            heapq.heappush(self._heap, (request.arrival + timeout, next(self._numbers), request))
+        self.notify_by(min(requests[0].deadline, self.next_timeout()))
 
     def requeued(self, requests: Sequence[Request]) -> None:
         """Note requests that are queued again: their timeouts ended when they were dispatched."""
-        if self.timeouts is not None:
-            self.timeouts.forget(requests)
+        gone = set(map(id, requests))
+        self._keep(entry for entry in self._heap if id(entry[2]) not in gone)
+
+    def _keep(self, entries: Iterable[tuple[float, int, Request]]) -> None:
+        self._heap = list(entries)
+        heapq.heapify(self._heap)
 
     def next(self, now: float) -> float:
         """Return when the first queued request times out or can no longer meet its deadline; inf for never."""
         return min(self._backlog.next_infeasible(now), self.next_timeout())
 
     def next_timeout(self) -> float:
-        """Return when the first queued request times out; inf for never."""
-        return math.inf if self.timeouts is None else self.timeouts.next()
-
-    def timed_out(self, now: float) -> list[Request]:
-        """Return the queued requests that fail by their queue timeout; move those whose policy only delays them."""
-        failed: list[Request] = []
-        if self.timeouts is not None:
-            for request in self.timeouts.take(now):
-                if self.timeouts.policy(request).delays:
-                    self._backlog.move(request, request.rank + 1)
-                else:
-                    request.timed_out = True
-                    failed.append(request)
-        return failed
-
-
-class TimeoutHeap:
-    """The queued requests that have a queue timeout, the earliest first. Guarded by the queue's lock."""
-
-    __slots__ = ("_heap", "_numbers", "_policies", "_purge_size")
-
-    def __init__(self, policies: Sequence[QueuePolicy]) -> None:
-        self._policies = tuple(policies)
-        self._heap: list[tuple[float, int, Request]] = []
-        self._numbers = count()
-        self._purge_size = _MIN_PURGE_SIZE
-
-    def policy(self, request: Request) -> QueuePolicy:
-        """Return the policy of a request's class."""
-        return self._policies[request.priority - 1]
-
-    def add(self, request: Request) -> None:
-        """Add a request that was queued, unless it has no timeout."""
-        policy = self.policy(request)
-        timeout = min(policy.timeout, request.max_queue_time) if policy.overridable else policy.timeout
-        if timeout == math.inf:
-            return
-        if len(self._heap) >= self._purge_size:
-            # Most requests are dispatched long before their timeout.
-            self._heap = [entry for entry in self._heap if entry[2].state is QUEUED]
-            heapq.heapify(self._heap)
-            self._purge_size = max(_MIN_PURGE_SIZE, _PURGE_GROWTH * len(self._heap))
-        heapq.heappush(self._heap, (request.arrival + timeout, next(self._numbers), request))
-
-    def next(self) -> float:
         """Return when the first request that is still queued times out; inf for never."""
         heap = self._heap
         while heap and heap[0][2].state is not QUEUED:
             heapq.heappop(heap)
         return heap[0][0] if heap else math.inf
 
-    def take(self, now: float) -> list[Request]:
-        """Remove and return the queued requests whose timeout has passed."""
-        over = []
-        while self.next() <= now:
-            over.append(heapq.heappop(self._heap)[2])
-        return over
-
-    def forget(self, requests: Sequence[Request]) -> None:
-        """Remove the timeouts of these requests."""
-        gone = set(map(id, requests))
-        self._heap = [entry for entry in self._heap if id(entry[2]) not in gone]
-        heapq.heapify(self._heap)
+    def timed_out(self, now: float) -> list[Request]:
+        """Return the queued requests that fail by their queue timeout; move those whose policy only delays them."""
+        failed: list[Request] = []
+        while self.next_timeout() <= now:
+            request = heapq.heappop(self._heap)[2]
+            if self._policies[request.priority - 1].delays:
+                self._backlog.move(request, request.rank + 1)
+            else:
+                request.timed_out = True
+                failed.append(request)
+        return failed

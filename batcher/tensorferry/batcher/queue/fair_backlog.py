@@ -8,18 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from tensorferry.batcher.policy.batch_forming import FormedBatch
+from tensorferry.batcher.policy.class_queue import ClassQueue, edf_key
 from tensorferry.batcher.policy.client_fairness import StartTimeFairQueue, all_in_time, pick_by_virtual_time
 from tensorferry.batcher.policy.protocols import BatchTimes
 from tensorferry.batcher.queue.backlog import (
     AGING_BATCHES,
     Backlog,
     Bucket,
-    ClassQueue,
-    edf_key,
     newest,
 )
 from tensorferry.batcher.request import Request
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 
 _INF = math.inf
 
@@ -103,11 +102,12 @@ class FairClassQueue(ClassQueue):
 
 
 class FairBacklog(Backlog):
-    """The queued requests by client. `weights` has the clients whose weight is not 1. Guarded by the queue's lock."""
+    """The queued requests by client. Guarded by the queue's lock."""
 
-    def __init__(self, limits: Limits, classes: int, weights: Mapping[str, int], *, pipelined: bool) -> None:
-        super().__init__(limits, classes, pipelined=pipelined)
-        self._fair_queues = [StartTimeFairQueue(weights) for _ in range(classes)]
+    def __init__(self, settings: BatcherSettings) -> None:
+        super().__init__(settings)
+        weights = settings.clients.weights if settings.clients is not None else {}
+        self._fair_queues = [StartTimeFairQueue(weights) for _ in range(settings.ranks)]
 
     def _class_queues(self) -> Sequence[ClassQueue]:
         """Return the empty class queues of a new bucket."""
@@ -146,8 +146,8 @@ class FairBacklog(Backlog):
         return newest(found, rows)
 
     def share(
-        self, formed: FormedBatch[Request], bucket: Bucket, now: float, times: BatchTimes, max_rows: int
-    ) -> FormedBatch[Request]:
+        self, formed: FormedBatch, bucket: Bucket, now: float, times: BatchTimes, max_rows: int
+    ) -> FormedBatch:
         """Return a batch with as many rows of each class, but of the clients that are next by fair queueing.
 
         A request that replaces another has a deadline not earlier than the first one of the batch given.

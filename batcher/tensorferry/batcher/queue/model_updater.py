@@ -127,6 +127,11 @@ class ModelUpdater:
             bucket, fit = self._backlog.all_buckets.get(key), self._row_limits.rows_of_all(key)
             return fit if bucket is None else min(fit, bucket.full_rows)
 
+    def least_time(self, rows: int) -> float:
+        """Return the shortest time of a batch of one request of `rows` rows, in seconds; 0 if no recent one is known."""
+        with self._lock:
+            return self._backlog.least_time(rows, self._clock.now())
+
     def statistics(self) -> tuple[Mapping[Hashable, BucketStatistics], ReturnStatistics]:
         """Return what is known of each bucket, and of returning clients."""
         with self._learning, self._lock:

@@ -54,16 +54,6 @@ class OverloadControl:
     kept. `alike` says that requests differ by deadline alone: there is one class, and clients do not share it.
     """
 
-    __slots__ = (
-        "_alike",
-        "_backlog",
-        "_devices",
-        "_long_since",
-        "_shortest",
-        "_shortest_before",
-        "last_rejection",
-    )
-
     def __init__(self, backlog: Backlog, devices: Devices, *, alike: bool) -> None:
         self._backlog = backlog
         self._devices = devices

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.errors import QueueFull
 from tensorferry.batcher.learning.return_model import ReturnModel
 from tensorferry.batcher.policy.close_rule import Close, Wait, decide
 from tensorferry.batcher.queue.admission import Admission
@@ -23,15 +22,7 @@ from tensorferry.batcher.queue.fair_backlog import FairBacklog
 from tensorferry.batcher.queue.model_updater import ModelUpdater
 from tensorferry.batcher.queue.request_states import RequestStates
 from tensorferry.batcher.queue.wakeup import LONG_SECONDS, InlineExecution, WorkerWakeup
-from tensorferry.batcher.request import (
-    DONE,
-    QUEUED,
-    RUNNING,
-    BatchAssignment,
-    CloseReason,
-    Recover,
-    Request,
-)
+from tensorferry.batcher.request import DONE, QUEUED, RUNNING, BatchAssignment, CloseReason, Recover, Request
 from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.statistics.counters import QueueSizes
 
@@ -45,53 +36,36 @@ class RequestQueue:
     for each device or two if pipelined; a submitting thread takes short ones with `take_inline`. When a batch is run
     and its requests are completed, `batch_done` must be called. Requests that end in another way are handed out: the
     caller completes those that a method returns, and then, if there are any, calls `handed_out_completed`. `failures`
-    handles devices that fail, `learning` the measured durations. Methods that end in `_locked` are for these two, which
-    share the lock. `overload` says which requests are rejected early.
+    handles devices that fail, `learning` has the measured durations, `admission` says what has room. All share the lock.
+    `overload` says which requests are rejected early.
     """
 
-    def __init__(
-        self, settings: BatcherSettings, clock: Clock, *, returns: ReturnModel | None = None
-    ) -> None:
+    def __init__(self, settings: BatcherSettings, clock: Clock, returns: ReturnModel | None = None) -> None:
         self._settings = settings
         self._clock = clock
         # Guards every field below and the objects they refer to, unless these say otherwise, and the state of every
         # request. While it is held, no request is completed, no batch is run or joined, nothing is learned or logged,
         # and no thread waits for anything but the conditions built on it.
         lock = self._lock = threading.Lock()
-        limits = self._limits = settings.limits
-        pipelined, policies, clients = settings.pipelined, settings.policies, settings.clients
         devices = self._devices = Devices(lock, settings.devices)
-        if clients is not None and clients.fair:
-            self._backlog: Backlog = FairBacklog(limits, settings.ranks, clients.weights, pipelined=pipelined)
-        else:
-            self._backlog = Backlog(limits, settings.ranks, pipelined=pipelined)
-        backlog = self._backlog
+        fair = settings.clients is not None and settings.clients.fair
+        backlog = self._backlog = FairBacklog(settings) if fair else Backlog(settings)
         self._selector = BatchSelector(settings, backlog, devices)
         self._arrivals, self.overload = self._selector.arrivals, self._selector.overload
-        self._admission = Admission(settings, backlog, devices, self._selector)
-        self._expiry = Expiry(lock, backlog, devices, policies)
-        self._states = RequestStates(lock, backlog, devices, self._admission, self._expiry)
-        # One device runs one batch at a time, and no batch waits for a window's end.
-        simple = settings.devices == 1 and not pipelined and not limits.max_queue_delay
+        self.admission = Admission(settings, lock, clock, backlog, devices, self._selector)
+        self._expiry = Expiry(lock, backlog, devices, settings.policies)
+        states = self._states = RequestStates(lock, backlog, devices, self.admission, self._expiry)
         self._returns = returns = returns or ReturnModel()
-        self._inline = InlineExecution(enabled=simple and settings.steady)
-        self._wakeup = WorkerWakeup(
-            clock, limits, backlog, devices, returns, wake_for_timeouts=bool(policies)
-        )
+        inline = self._inline = InlineExecution(settings)
+        wakeup = self._wakeup = WorkerWakeup(clock, settings, backlog, devices, returns, self._expiry)
         self.learning = ModelUpdater(lock, clock, backlog, self._selector.row_limits, returns)
-        self.failures = DeviceFailures(
-            self, lock, clock, devices, self._admission, self._states, self._inline
-        )
-        # Requests accepted since the start; the parts of a split request count as one.
-        self._accepted = 0
+        self.failures = DeviceFailures(lock, clock, devices, self.admission, states, wakeup, inline)
+        # Requests accepted since the start; the parts of a split request count as one. May be read without the lock.
+        self.accepted = 0
         # No batch waits for more requests.
         self._flushing = False
 
     # Arrival.
-
-    def check_size(self, rows: int, nbytes: int) -> None:
-        """Raise RequestTooLarge if a request of this size can never be accepted."""
-        self._admission.check_size(rows, nbytes)
 
     def put(
         self, requests: Sequence[Request], *, notify: bool = True, skip_admission: bool = False
@@ -113,12 +87,10 @@ class RequestQueue:
             nbytes = sum([request.nbytes for request in requests])
         with self._lock:
             now, backlog = self._clock.now(), self._backlog
-            displaced = self._admission.admit(requests, rows, nbytes, now, skip_admission=skip_admission)
-            self._accepted += 1
+            displaced = self.admission.admit(requests, rows, nbytes, now, skip_admission=skip_admission)
+            self.accepted += 1
             if displaced:
-                for request in displaced:
-                    self._states.end_queued(request)
-                self._states.hand_out(displaced)
+                self._states.hand_out(self._states.end_alive(displaced))
             self._returns.arrived(now)
             arrivals = self._arrivals
             counted = deadline < _INF or now < arrivals.counted_until
@@ -135,7 +107,7 @@ class RequestQueue:
                         bucket.rows == request.rows_counted or bucket.rows >= bucket.cost_model.full_rows
                     )
             wakeup = self._wakeup
-            if self._expiry.timeouts is not None:
+            if self._expiry.has_timeouts:
                 self._expiry.queued(requests)
             elif deadline < self._expiry.wait_until and (wakeup.pending or self._states.busy):
                 # Otherwise a worker waits for this request, and expires it if need be.
@@ -151,38 +123,15 @@ class RequestQueue:
     def check_answered(self, request: Request) -> None:
         """Raise as `put_answered` does."""
         with self._lock:
-            self._admission.check_answered(request, self._clock.now())
+            self.admission.check_answered(request, self._clock.now())
 
     def put_answered(self, request: Request) -> None:
         """Accept a request that is answered without being run, and hand it out. Raises as `put` does."""
         with self._lock:
-            self._admission.check_answered(request, self._clock.now())
-            self._accepted += 1
+            self.admission.check_answered(request, self._clock.now())
+            self.accepted += 1
             request.state = DONE
             self._states.hand_out((request,))
-
-    def queue_full(self) -> QueueFull | None:
-        """Return why the queue has no room for anything; None if it has."""
-        # Without the lock, because there nearly always is room. A late look at it only costs a request more or less.
-        if not self._admission.full:
-            return None
-        with self._lock:
-            return self._admission.queue_full()
-
-    def least_time(self, rows: int) -> float:
-        """Return the shortest time of a batch of one request of `rows` rows, in seconds; 0 if no recent one is known."""
-        with self._lock:
-            return self._backlog.least_time(rows, self._clock.now())
-
-    def fast_reject(self, deadline: float) -> QueueFull | None:
-        """Return why a request with this deadline would be rejected; None if that is uncertain."""
-        with self._lock:
-            return self._admission.fast_reject(deadline, self._clock.now())
-
-    def drain_time(self) -> float:
-        """Estimate how long the queued requests take to run, in seconds; at least a millisecond."""
-        with self._lock:
-            return self._admission.drain_time()
 
     # Dispatch.
 
@@ -205,9 +154,9 @@ class RequestQueue:
                 if not isinstance(step, Wait):
                     return step
                 until = step.until
-                if self._expiry.timeouts is not None and not mine.batches_outstanding:
+                if self._expiry.has_timeouts and not mine.batches_outstanding:
                     # While this worker waits, it is the one to expire requests.
-                    until = min(until, self._expiry.timeouts.next())
+                    until = min(until, self._expiry.next_timeout())
                 self._wakeup.wait(mine, until)
 
     def take_inline(self, max_seconds: float) -> BatchAssignment | float:
@@ -223,7 +172,7 @@ class RequestQueue:
             # The longest device time of a batch that could be dispatched.
             slowest = 0.0
             for bucket in self._backlog.queued_buckets.values():
-                times, rows = bucket.cost_model, min(bucket.rows, self._limits.max_batch_size)
+                times, rows = bucket.cost_model, min(bucket.rows, self._settings.batch_rows)
                 slowest = max(slowest, times.device_time(rows) if times.known else _INF)
             if (
                 slowest <= max_seconds
@@ -270,16 +219,15 @@ class RequestQueue:
                     self._devices.wake_idle()
                 return Wait(dispatch_at if backlog.rows else _INF)
             start = device.start_at(now)
-        if backlog.deadlines or self._expiry.timeouts is not None:
+        if backlog.deadlines or self._expiry.has_timeouts:
             self._states.expire(start, now)
         credits: Sequence[float] = ()
         if len(backlog.queued_buckets) > 1 or len(backlog.class_rows) > 1:
             credits = self._selector.credits(now)
-        decision = decide(backlog.queued_buckets, now, self._limits, self._flushing, credits)
+        decision = decide(backlog.queued_buckets, now, self._settings, self._flushing, credits)
         if isinstance(decision, Wait):
             if self._states.expired:
-                if backlog.rows:
-                    self.wake_for_backlog_locked(now)
+                self._wakeup.wake_for_backlog(now)
                 return BatchAssignment((), None, tuple(self._states.hand_out_expired()), (), 0.0, 0, [])
             return None if self._states.closing and not backlog.rows else decision
         if decision.reason is CloseReason.IDLE and len(backlog.queued_buckets) == 1 and not self._flushing:
@@ -293,11 +241,9 @@ class RequestQueue:
                 until = self._returns.wait_until(
                     now, bucket.requests, cost_model.mean, room, cost_model.response_time
                 )
-                if (
-                    until > now
-                    and (until := min(until, bucket.latest_start)) > now
-                    and not self._states.expired
-                ):
+                if until > now:
+                    until = min(until, bucket.latest_start)
+                if until > now and not self._states.expired:
                     return self._wakeup.wait_for_returns(device, bucket, until)
         return self._dispatch_locked(device, decision, start, now)
 
@@ -318,7 +264,7 @@ class RequestQueue:
             else:
                 self._devices.dispatched(device, now, predicted)
             if self._backlog.rows:
-                self.wake_for_backlog_locked(now)
+                self._wakeup.wake_for_backlog(now)
             assignment = BatchAssignment(
                 tuple(batch), close.reason, expired, tuple(shed), predicted, cost_model.full_rows, []
             )
@@ -331,30 +277,12 @@ class RequestQueue:
             states.end(request)
         return assignment
 
-    def wake_for_backlog_locked(self, now: float, *, wakeup_lost: bool = False) -> None:
-        """Wake a worker for the queued requests, and the expiry thread in time for them.
-
-        `wakeup_lost` says that a worker that was woken before may not have seen them.
-        """
-        if not self._backlog.rows:
-            return
-        if wakeup_lost:
-            self._wakeup.wakeup_lost()
-        self._wakeup.wake(now)
-        if self._backlog.deadlines or self._expiry.timeouts is not None:
-            self._expiry.notify_by(self._expiry.next(now))
-
     # Completion.
 
     def still_running(self, requests: Iterable[Request]) -> list[Request]:
         """Return the requests of a batch that were not cancelled since it was dispatched."""
         with self._lock:
             return [request for request in requests if request.state is RUNNING]
-
-    def inline_run_too_long(self, device: int, since: float) -> bool:
-        """Return whether a submitting thread has been busy with a batch since then for too long."""
-        with self._lock:
-            return self._devices.each[device].run_inline and self._clock.now() - since > LONG_SECONDS
 
     def run_done(self, device: int) -> None:
         """Note that a pipelined device has run its batch, which is yet to be completed."""
@@ -408,14 +336,14 @@ class RequestQueue:
                         mine.ready.notify()
                     else:
                         self._devices.completed(mine, now)
-                lesson = self.learning.collect_locked(batch, seconds, before, after, device, now)
+                pending = self.learning.collect_locked(batch, seconds, before, after, device, now)
             except BaseException:
                 self._states.completed()
                 raise
-            if lesson is None:
+            if pending is None:
                 return self._states.completed()
         try:
-            self.learning.update(lesson)
+            self.learning.update(pending)
         finally:
             with self._lock:
                 queued = self._states.completed()
@@ -458,15 +386,7 @@ class RequestQueue:
     def cancel(self, requests: Iterable[Request]) -> Sequence[Request]:
         """End those of these requests that are queued or running, and hand them out."""
         with self._lock:
-            ended: list[Request] = []
-            for request in requests:
-                if request.state is QUEUED:
-                    self._states.end_queued(request)
-                    ended.append(request)
-                elif request.state is RUNNING:
-                    self._states.end_running(request)
-                    ended.append(request)
-            return self._states.hand_out(ended)
+            return self._states.hand_out(self._states.end_alive(requests))
 
     def end_queued(self, request: Request) -> Sequence[Request]:
         """End a request that is queued and was not split, and hand it out; nothing if it is no longer queued."""
@@ -479,19 +399,8 @@ class RequestQueue:
     def end_kept(self, taken: Iterable[BatchAssignment]) -> Sequence[Request]:
         """End the running requests of these assignments that did not go back into the queue, and hand them out."""
         with self._lock:
-            ended = [request for work in taken for request in work.kept() if request.state is RUNNING]
-            for request in ended:
-                self._states.end_running(request)
+            ended = self._states.end_alive(request for work in taken for request in work.kept())
             return self._states.hand_out(ended)
-
-    def requeue_running_locked(
-        self, batch: Sequence[Request], work: BatchAssignment, now: float, *, retried: bool
-    ) -> tuple[int, Sequence[Request]]:
-        """Queue the running requests of a batch again, or end them; see `RequestStates.requeue_running`."""
-        requeued, ended = self._states.requeue_running(batch, work, now, retried=retried)
-        if requeued:
-            self.wake_for_backlog_locked(now)
-        return requeued, ended
 
     # The end of the queue.
 
@@ -506,7 +415,7 @@ class RequestQueue:
         with self._lock:
             self._flushing = True
             self._states.close()
-            self._admission.close()
+            self.admission.close()
             self._devices.notify_all()
             self._expiry.notify()
 
@@ -523,12 +432,6 @@ class RequestQueue:
     # State.
 
     @property
-    def accepted(self) -> int:
-        """Return how many requests were accepted since the start; the parts of a split request count as one."""
-        with self._lock:
-            return self._accepted
-
-    @property
     def idle(self) -> bool:
         """Return whether nothing is queued or running. Takes no lock, so it may be late."""
         return not self._backlog.rows and not self._states.running
@@ -540,10 +443,6 @@ class RequestQueue:
                 sum([bucket.requests for bucket in self._backlog.queued_buckets.values()]),
                 self._backlog.rows,
                 self._states.running,
-                self._admission.bytes_in_flight,
+                self.admission.bytes_in_flight,
                 tuple(self._backlog.rows_of_classes(self._settings.ranks_per_class)),
             )
-
-    def add_warmup_sample(self, rows: int, seconds: float, key: Hashable = None) -> None:
-        """Give the cost model of one bucket, or of every bucket, the duration of a warm-up run of `rows` rows."""
-        self.learning.add_warmup_sample(rows, seconds, key)

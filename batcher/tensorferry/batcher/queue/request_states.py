@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Iterable, Sequence
 
-from tensorferry.batcher.clock import Clock
+from tensorferry.batcher.clock import Clock, wait_for
 from tensorferry.batcher.queue.admission import Admission
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.devices import Devices
@@ -25,20 +25,6 @@ class RequestStates:
     or by `hand_out`, is busy until it calls `completed`. When nothing is queued and no thread is busy, the queue is drained.
     `expired` has requests that a thread has expired and not handed out yet: if the thread crashes, another hands them out.
     """
-
-    __slots__ = (
-        "_abandoned",
-        "_admission",
-        "_backlog",
-        "_devices",
-        "_drained",
-        "_drainers",
-        "_expiry",
-        "busy",
-        "closing",
-        "expired",
-        "running",
-    )
 
     def __init__(
         self, lock: threading.Lock, backlog: Backlog, devices: Devices, admission: Admission, expiry: Expiry
@@ -108,19 +94,31 @@ class RequestStates:
         self._admission.released((request,))
         self._notify_if_drained()
 
+    def end_alive(self, requests: Iterable[Request]) -> list[Request]:
+        """End those of these requests that are queued or running, and return them."""
+        ended: list[Request] = []
+        for request in requests:
+            if request.state is QUEUED:
+                self.end_queued(request)
+            elif request.state is RUNNING:
+                self.end_running(request)
+            else:
+                continue
+            ended.append(request)
+        return ended
+
     def end_all_queued(self) -> list[Request]:
         """End all queued requests, and return them."""
-        queued = [request for bucket in self._backlog.queued_buckets.values() for request in bucket]
-        for request in queued:
-            self.end_queued(request)
-        return queued
+        return self.end_alive(
+            [request for bucket in self._backlog.queued_buckets.values() for request in bucket]
+        )
 
     def expire(self, start: float, now: float) -> None:
         """End the requests that would miss their deadlines even from `start` on, or have timed out in the queue."""
         for request in self._backlog.infeasible(start, now):
             self.end_queued(request)
             self.expired.append(request)
-        if self._expiry.timeouts is not None:
+        if self._expiry.has_timeouts:
             for request in self._expiry.timed_out(now):
                 self.end_queued(request)
                 self.expired.append(request)
@@ -197,15 +195,11 @@ class RequestStates:
 
     def wait_drained(self, clock: Clock, until: float) -> bool:
         """Wait until the queue is drained, at most until `until`; return whether it is."""
-        while self._backlog.rows or self.busy:
-            if clock.now() >= until:
-                return False
-            self._drainers += 1
-            try:
-                clock.wait(self._drained, until)
-            finally:
-                self._drainers -= 1
-        return True
+        self._drainers += 1
+        try:
+            return wait_for(clock, self._drained, lambda: not (self._backlog.rows or self.busy), until)
+        finally:
+            self._drainers -= 1
 
     def _notify_if_drained(self) -> None:
         """Wake the threads that wait for the end, if nothing is queued."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.learning.return_model import ReturnModel
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.backlog import TIMER_SLACK, Backlog, Bucket
 from tensorferry.batcher.queue.devices import Device, Devices
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.queue.expiry import Expiry
+from tensorferry.batcher.settings import BatcherSettings
+from tensorferry.batcher.supervision import DoublingPause
 
 # A timed wait is not cut short for less, in seconds.
 _MIN_EARLIER = 100e-6
@@ -19,26 +20,19 @@ _MIN_EARLIER = 100e-6
 # workers run every batch for a while. It is a hundred times the time of a short batch, because a busy machine
 # suspends any thread for a few milliseconds.
 LONG_SECONDS = 0.02
-# That while, in seconds. The first is short, because the process may only have been suspended. It doubles with each
-# long batch that follows within the last value, which is also the maximum.
-_FIRST_SUSPENSION_SECONDS = 1.0
-_MAX_SUSPENSION_SECONDS = 60.0
+# That while, in seconds. The first is short, because the process may only have been suspended.
+_FIRST_SUSPENSION_SECONDS, _MAX_SUSPENSION_SECONDS = 1.0, 60.0
 
 
 class InlineExecution:
-    """Decides when the submitting thread may run a short batch instead of the worker. Guarded by the queue's lock.
+    """Decides when the submitting thread may run a short batch instead of the worker. Guarded by the queue's lock."""
 
-    `enabled` says that there is one device without pipelining, no window, and that a batch's time depends on its
-    inputs' shapes alone.
-    """
-
-    __slots__ = ("_seconds", "allowed_from")
-
-    def __init__(self, *, enabled: bool) -> None:
+    def __init__(self, settings: BatcherSettings) -> None:
+        # One device runs one batch at a time, no batch waits for a window's end, and its inputs' shapes give its time.
+        simple = settings.devices == 1 and not settings.pipelined and not settings.max_queue_delay
         # When it may; inf: never.
-        self.allowed_from = -math.inf if enabled else math.inf
-        # How long it last might not.
-        self._seconds = 0.0
+        self.allowed_from = -math.inf if simple and settings.steady else math.inf
+        self._suspension = DoublingPause(_FIRST_SUSPENSION_SECONDS, _MAX_SUSPENSION_SECONDS)
 
     def disable(self) -> None:
         """Never run inline again: a run did not end by itself, and the submitting thread must not hang."""
@@ -46,52 +40,30 @@ class InlineExecution:
 
     def suspend(self, now: float) -> None:
         """Run no batch inline for a while, because one took longer than `LONG_SECONDS`, whether or not it succeeded."""
-        again = now < self.allowed_from + _MAX_SUSPENSION_SECONDS
-        self._seconds = (
-            min(2 * self._seconds, _MAX_SUSPENSION_SECONDS) if again else _FIRST_SUSPENSION_SECONDS
-        )
-        self.allowed_from = max(self.allowed_from, now + self._seconds)
+        self.allowed_from = max(self.allowed_from, now + self._suspension.after(now))
 
 
 class WorkerWakeup:
     """Wakes workers, and only those that have something to do. Guarded by the queue's lock.
 
-    Waking a thread is the most expensive step of a request. `wake_for_timeouts` says that requests may time out in
-    the queue, which a worker that waits out a window must see.
+    Waking a thread is the most expensive step of a request.
     """
-
-    __slots__ = (
-        "_backlog",
-        "_clock",
-        "_devices",
-        "_limits",
-        "_returns",
-        "_returns_wanted",
-        "_safe_deadline",
-        "_waiting",
-        "_waits_for_returns",
-        "_waits_until",
-        "_wake_for_timeouts",
-        "pending",
-        "waits_for_more",
-    )
 
     def __init__(
         self,
         clock: Clock,
-        limits: Limits,
+        settings: BatcherSettings,
         backlog: Backlog,
         devices: Devices,
         returns: ReturnModel,
-        *,
-        wake_for_timeouts: bool,
+        expiry: Expiry,
     ) -> None:
         self._clock = clock
-        self._limits = limits
+        self._settings = settings
         self._backlog = backlog
         self._devices = devices
         self._returns = returns
-        self._wake_for_timeouts = wake_for_timeouts
+        self._expiry = expiry
         # Workers that wait for work.
         self._waiting = 0
         # No worker need be woken: none waits, or one was woken that has not asked for work since.
@@ -103,25 +75,25 @@ class WorkerWakeup:
         # Later deadlines allow that wait.
         self._safe_deadline = math.inf
         # A batch may wait for more requests: for returning clients or, if there is one, in a window.
-        self.waits_for_more = limits.max_queue_delay > 0
+        self.waits_for_more = settings.max_queue_delay > 0
 
     def wait(self, device: Device, until: float) -> None:
         """Let a worker of a device wait for work, at most until `until`."""
         self._waiting += 1
         self.pending = False
         try:
-            device.wait(partial(self._clock.wait, until=until))
+            device.wait(self._clock, until)
         finally:
             self._waiting -= 1
             # Another worker that was woken takes what it finds, and wakes the next if something is left.
-            self.wakeup_lost()
+            self._wakeup_lost()
             self.wait_is_over(device)
 
     def wait_for_returns(self, device: Device, bucket: Bucket, until: float) -> Wait:
         """Return the decision that a device's next batch, of this bucket, waits until `until` for more requests."""
         self._waits_for_returns, self._waits_until, self.waits_for_more = device, until, True
         self._returns_wanted = self._returns.wanted
-        safe = until + bucket.cost_model.upper(self._limits.max_batch_size) + TIMER_SLACK
+        safe = until + bucket.cost_model.upper(self._settings.batch_rows) + TIMER_SLACK
         self._safe_deadline = safe if bucket.earliest_deadline > safe else math.inf
         return Wait(until)
 
@@ -129,7 +101,7 @@ class WorkerWakeup:
         """Note that a device's next batch does not wait for returning clients any more, if it did."""
         if self._waits_for_returns is device:
             self._waits_for_returns = None
-            self.waits_for_more = self._limits.max_queue_delay > 0
+            self.waits_for_more = self._settings.max_queue_delay > 0
 
     def must_wake_for(self, bucket: Bucket, deadline: float) -> bool:
         """Return whether a batch that `waits_for_more` must be decided again, after a request was added to its bucket."""
@@ -143,7 +115,7 @@ class WorkerWakeup:
                 )
             )
         # A worker that waits out a window must see an expiry before its end, and a size at which the window ends.
-        return deadline < math.inf or bool(self._limits.preferred) or self._wake_for_timeouts
+        return deadline < math.inf or bool(self._settings.preferred_batch_sizes) or self._expiry.has_timeouts
 
     def wake(self, now: float) -> None:
         """Wake a worker of the device that can take a batch first, preferring an idle one.
@@ -159,7 +131,20 @@ class WorkerWakeup:
         else:
             self._devices.wake(lambda device: max(now, self.next_dispatch_at(device, now)))
 
-    def wakeup_lost(self) -> None:
+    def wake_for_backlog(self, now: float, *, wakeup_lost: bool = False) -> None:
+        """Wake a worker for the queued requests, and the expiry thread in time for them.
+
+        `wakeup_lost` says that a worker that was woken before may not have seen them.
+        """
+        if not self._backlog.rows:
+            return
+        if wakeup_lost:
+            self._wakeup_lost()
+        self.wake(now)
+        if self._backlog.deadlines or self._expiry.has_timeouts:
+            self._expiry.notify_by(self._expiry.next(now))
+
+    def _wakeup_lost(self) -> None:
         """Allow the next `wake` to wake a worker, although one was woken before that may not have seen the work."""
         self.pending = not self._waiting
 
@@ -172,7 +157,7 @@ class WorkerWakeup:
         if device.run_inline or (not device.idle and self._devices.has_idle_waiter):
             return math.inf
         if device.batches_outstanding and self._returns.expected:
-            full = self._limits.full
+            full = self._settings.batch_rows if self._settings.merge else 1
             if all(
                 bucket.rows < min(full, bucket.full_rows) for bucket in self._backlog.queued_buckets.values()
             ):

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from tensorferry.batcher.request import SequenceTag
-
-Array = npt.NDArray[Any]
+from tensorferry.batcher.request import Array, SequenceTag
 
 
 @dataclass(frozen=True, slots=True, eq=False)

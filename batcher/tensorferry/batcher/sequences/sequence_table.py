@@ -8,9 +8,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from tensorferry.batcher.errors import QueueFull, SequenceEnded, SequenceNotStarted
-from tensorferry.batcher.request import Request, SequenceTag
+from tensorferry.batcher.request import Array, Request, SequenceTag
 from tensorferry.batcher.sequences.sequence import (
-    Array,
     EndReason,
     SequenceLimits,
     SequenceStatistics,

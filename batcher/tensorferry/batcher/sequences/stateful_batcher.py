@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from tensorferry.batcher.batcher import Batcher
+from tensorferry.batcher.clock import wait_for
 from tensorferry.batcher.errors import (
     BatcherClosed,
     BatcherError,
@@ -19,9 +20,8 @@ from tensorferry.batcher.errors import (
 from tensorferry.batcher.execution.collate import tensor_of
 from tensorferry.batcher.execution.completion import already_completed, withdrawn
 from tensorferry.batcher.queue.client_quotas import ClientQuotas
-from tensorferry.batcher.request import Outcome, Request, SequenceTag
+from tensorferry.batcher.request import Array, Outcome, Request, SequenceTag
 from tensorferry.batcher.sequences.sequence import (
-    Array,
     ControlTensor,
     EndReason,
     SequenceLimits,
@@ -392,15 +392,16 @@ class StatefulBatcher(Batcher):
         with self._waiting_changed:
             if not self._none_waits_locked(until):
                 return False
-        return super().wait_idle(None if timeout is None else max(0.0, until - self._clock.now()))
+        return super().wait_idle(self._left(until))
 
     def _none_waits_locked(self, until: float) -> bool:
         """Wait until no accepted request is left that the batcher does not have; return false if it is too late."""
-        while self._table.waiting or self._beginning:
-            if self._clock.now() >= until:
-                return False
-            self._clock.wait(self._waiting_changed, until)
-        return True
+        return wait_for(
+            self._clock,
+            self._waiting_changed,
+            lambda: not (self._table.waiting or self._beginning),
+            until,
+        )
 
     def drain(self, timeout: float | None = None) -> bool:
         """Accept nothing new and wait until all accepted requests are done; see `Batcher.drain`."""
@@ -411,7 +412,7 @@ class StatefulBatcher(Batcher):
             # From a completion, it would wait for itself.
             if not self._workers.owns_current_thread and not self._none_waits_locked(until):
                 return False
-        return super().drain(None if timeout is None else max(0.0, until - self._clock.now()))
+        return super().drain(self._left(until))
 
     def close(self, *, drain: bool = True, timeout: float | None = None) -> bool:
         """Accept nothing new, finish, and join the threads; see `Batcher.close`."""
@@ -421,7 +422,7 @@ class StatefulBatcher(Batcher):
         with self._sequences_lock:
             self._closing = True
             self._look_due.notify()
-        left = None if timeout is None else max(0.0, until - self._clock.now())
+        left = self._left(until)
         ended = super().close(drain=drain, timeout=left)
         if threading.current_thread() is not self._reaper and not self._workers.owns_current_thread:
             self._reaper.join(left)

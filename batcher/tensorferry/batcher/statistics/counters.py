@@ -281,7 +281,7 @@ class Counters:
             self._last_run = now
 
     def answered_in_parts(self, total: float, last: BatchInfo, rows: int = 0) -> None:
-        """Count a split request, answered after `total` seconds, its last part by this batch.
+        """Count a split request, answered after `total` seconds, its last part by this batch; or one without a batch.
 
         With `rows`, it also counts as a batch of so many, because its parts' batches are counted elsewhere.
         """
@@ -301,14 +301,6 @@ class Counters:
             self._input_sum += last.input_time
             self._compute_sum += last.compute_time
             self._output_sum += last.output_time
-
-    def answered_without_run(self) -> None:
-        """Count a request that is answered without a batch."""
-        with self._lock:
-            self._answered += 1
-            self._latencies[0] += 1
-            self._queue_delays[0] += 1
-            self._compute_times[0] += 1
 
     def failed(self, error: BaseException, rows: int, total: float) -> None:
         """Count an accepted request that ended with an error after `total` seconds."""

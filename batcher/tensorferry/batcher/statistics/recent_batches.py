@@ -103,12 +103,8 @@ class RecentBatches:
         """Add a batch that ran, before the `remaining` of its requests are answered."""
         members = None
         if now < self._watched_until:
-            members = [_member(request, request.deadline > now) for request in batch[:MOST_MEMBERS]]
-            if len(remaining) < len(batch):
-                still = set(map(id, remaining))
-                for place, request in enumerate(batch[:MOST_MEMBERS]):
-                    if id(request) not in still:
-                        members[place] = _member(request, False)
+            alive = {id(request) for request in remaining if request.deadline > now}
+            members = [_member(request, id(request) in alive) for request in batch[:MOST_MEMBERS]]
         self._kept.append((info, run, now, "", members))
 
     def failed(self, error: BaseException, run: BatchRun, batch: Sequence[Request]) -> None:
