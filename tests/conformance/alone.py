@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnxruntime
-from conformance.cases import Array, Case
+from conformance.cases import Array, Case, session_of
 from conformance.compare import difference
 
 # ONNX Runtime's names of the types that have a datatype in the protocol.
@@ -19,12 +19,8 @@ _BFLOAT16 = 16  # TensorProto.BFLOAT16
 
 def excluded(case: Case) -> str | None:
     """Return why the case is not for the server; None if ONNX Runtime passes it."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
     try:
-        session = onnxruntime.InferenceSession(
-            case.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        session = session_of(case.model)
     except Exception as error:
         return f"ONNX Runtime cannot load it: {_short(error)}"
     for kind, nodes in (("input", session.get_inputs()), ("output", session.get_outputs())):

@@ -19,15 +19,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from conformance.cases import Array, Case, all_cases, opened
+from conformance.cases import Array, Case, all_cases, opened, session_of
 from conformance.exported import exported
-from conformance.running_alone import passes_by_running
+from conformance.running_alone import batchable, passes_by_running
 from onnx import numpy_helper
 
 from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings
 from tensorferry.server.onnx.batching.row_comparison import ComparisonOutcome, compare_rows
 from tensorferry.server.onnx.graph import BatchAnalysis, RowMixing, analyse_batching
-from tensorferry.server.runtime.session import Session
 
 # Rows of one model, and the number of batches made of them.
 _ROWS = 6
@@ -173,11 +172,8 @@ def _tried_rows(path: Path) -> str | None:
     """Return how rows change with their neighbours, with the rows of the server's own check; as in
     `Compared`.
     """
-    try:
-        session = Session(path)
-    except Exception:
-        return None
-    if session.signature.no_batch_axis_reason() is not None:
+    session = batchable(path)
+    if session is None:
         return None
     comparison = compare_rows(session.signature, session.run, ComparisonSettings(max_batch_size=8, seconds=0))
     # Some of the drawn rows may fail alone, for example by a division by zero.
@@ -188,13 +184,8 @@ def _tried_rows(path: Path) -> str | None:
 
 def _own_rows(model: Model) -> str | None:
     """Return the same for the model's own rows, which it accepts, and for rows made from them."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
     try:
-        session = onnxruntime.InferenceSession(
-            model.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        session = session_of(model.model)
     except Exception:
         return None
     ran = False

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime
 from onnx import numpy_helper
 
 Array = npt.NDArray[Any]
@@ -48,6 +49,16 @@ class Case:
     data: tuple[DataSet, ...]
     rtol: float = _RTOL
     atol: float = _ATOL
+
+
+def session_of(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """Return a session on one thread of the CPU that logs nothing."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
 
 
 def all_cases() -> list[Case]:

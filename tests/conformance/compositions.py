@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 from conformance.batching import Compared, Model, compare, report
+from conformance.cases import session_of
 from conformance.drawing import FLOAT, ROWS, Drawing
 from onnx import TensorProto, numpy_helper, parser
 
@@ -364,7 +363,7 @@ def composed(seed: int) -> Model | None:
         nodes, constants = len(draw.nodes), len(draw.constants)
         try:
             output = draw.random.choice(MAKERS)(draw)
-            shape = _run(draw.model(output), x).shape
+            shape = np.asarray(session_of(draw.model(output)).run(None, {"x": x})[0]).shape
         except Exception:
             # The operator does not fit the shapes; draw another.
             shape = (0,)
@@ -377,16 +376,6 @@ def composed(seed: int) -> Model | None:
         return None
     rows = np.concatenate([x, x[::-1] * 3 + 1])
     return Model(f"composed {seed}", draw.model(output), {"x": rows})
-
-
-def _run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return np.asarray(session.run(None, {"x": x})[0])
 
 
 def compare_all(first: int, count: int, keep: Path | None = None) -> list[Compared]:

@@ -23,16 +23,22 @@ def without_graph_analysis() -> Iterator[None]:
         yield
 
 
-def passes_by_running(path: Path) -> bool | None:
-    """Return whether the check of a server passes the model by running alone, however long it takes.
-
-    None if the model cannot be batched, whatever the check finds.
-    """
+def batchable(path: Path) -> Session | None:
+    """Return a session of a model; None if it cannot be batched, whatever a check finds."""
     try:
         session = Session(path)
     except Exception:
         return None
-    if session.signature.no_batch_axis_reason() is not None:
+    return session if session.signature.no_batch_axis_reason() is None else None
+
+
+def passes_by_running(path: Path) -> bool | None:
+    """Return whether the check of a server passes the model by running alone, however long it takes.
+
+    None if the model cannot be batched.
+    """
+    session = batchable(path)
+    if session is None:
         return None
     settings = ComparisonSettings(vocabularies=string_lists(path), clock=_stopped)
     with without_graph_analysis():

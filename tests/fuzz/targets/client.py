@@ -38,7 +38,7 @@ class ClientTarget(Target):
         """Ignore the directory."""
 
     def seeds(self) -> Sequence[bytes]:
-        made = []
+        made: list[tuple[int, Any]] = []
         for sent in requests()[:14]:
             answer = pb.ModelInferResponse(model_name=sent.model_name, model_version="1", id=sent.id)
             for tensor in sent.inputs:
@@ -49,35 +49,24 @@ class ClientTarget(Target):
                     output.contents.CopyFrom(tensor.contents)
             answer.raw_output_contents.extend(sent.raw_input_contents)
             answer.parameters["batch_rows"].int64_param = 1
-            made.append((0, answer.SerializeToString(deterministic=True)))
-            stream = pb.ModelStreamInferResponse(infer_response=answer)
-            made.append((1, stream.SerializeToString(deterministic=True)))
+            made += [(0, answer), (1, pb.ModelStreamInferResponse(infer_response=answer))]
         failed = pb.ModelStreamInferResponse(error_message="full")
         failed.infer_response.id = "1"
         failed.infer_response.parameters["tensorferry_status"].string_param = "RESOURCE_EXHAUSTED"
         failed.infer_response.parameters["tensorferry_retry_after_ms"].int64_param = 20
-        made.append((1, failed.SerializeToString(deterministic=True)))
         model = pb.ModelMetadataResponse(name="m", versions=["1"], platform="onnxruntime_onnx")
         model.inputs.add(name="x", datatype="FP32", shape=[-1, 3])
-        made.append((2, model.SerializeToString()))
-        made.append(
-            (3, pb.ServerMetadataResponse(name="t", version="1", extensions=["a"]).SerializeToString())
-        )
         index = pb.RepositoryIndexResponse()
         index.models.add(name="m", version="1", state="READY")
-        made.append((4, index.SerializeToString()))
         status = status_pb2.Status(code=8, message="full")
         status.details.add().Pack(
             error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=1, nanos=5))
         )
-        made.append((5, status.SerializeToString()))
-        made.append(
-            (5, status_pb2.Status(code=8, details=[any_pb2.Any(type_url="other")]).SerializeToString())
-        )
-        return [
-            bytes([number]) + data
-            for number, data in [*made, (_TEXT, b"250"), (_TEXT, b"-1"), (_TEXT, b"1e9")]
-        ]
+        other = status_pb2.Status(code=8, details=[any_pb2.Any(type_url="other")])
+        server = pb.ServerMetadataResponse(name="t", version="1", extensions=["a"])
+        made += [(1, failed), (2, model), (3, server), (4, index), (5, status), (5, other)]
+        messages = [bytes([number]) + each.SerializeToString(deterministic=True) for number, each in made]
+        return [*messages, *(bytes([_TEXT]) + text for text in (b"250", b"-1", b"1e9"))]
 
     def shape(self, data: bytes) -> Shape:
         front = data[:1] or b"\0"

@@ -143,31 +143,19 @@ class _WithoutRuntime:
         self._patch.stop()
 
 
-def _words() -> tuple[str, ...]:
-    names = [
-        "m", "x", "n", "x_out", "n_out", "labels.txt", "../labels.txt", "model.onnx", "TYPE_FP32",
-        "openvino",
-    ]  # fmt: skip
-    names += [
-        "onnxruntime", "onnxruntime_onnx", "tensorflow", "cuda", "tensorrt", "precision_mode", "FP16",
-        "KIND_CPU",
-    ]  # fmt: skip
-    names += [
-        "intra_op_thread_count", "inter_op_thread_count", "execution_mode", "fp16", "fp16_except",
-        "fp16_tolerance",
-    ]  # fmt: skip
-    names += [
-        "enable_mem_arena", "gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search", "-1", "1",
-        "warm",
-    ]  # fmt: skip
-    return (*WORDS, *names)
+_NAMES = (
+    *WORDS, "m", "x", "n", "x_out", "n_out", "labels.txt", "../labels.txt", "model.onnx", "TYPE_FP32", "openvino", "onnxruntime",
+    "onnxruntime_onnx", "tensorflow", "cuda", "tensorrt", "precision_mode", "FP16", "KIND_CPU", "intra_op_thread_count",
+    "inter_op_thread_count", "execution_mode", "fp16", "fp16_except", "fp16_tolerance", "enable_mem_arena", "gpu_mem_limit",
+    "arena_extend_strategy", "cudnn_conv_algo_search", "-1", "1", "warm",
+)  # fmt: skip
 
 
 class ConfigTarget(Target):
     """A configuration as text, JSON or message, up to the batcher that it asks for."""
 
     name = "config"
-    words: Sequence[str] = _words()
+    words: Sequence[str] = _NAMES
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / "m"
@@ -266,11 +254,22 @@ class FilesTarget(Target):
             return "steady" if has_steady_run_time(self._path) else "not steady"
 
 
+_TWO_ROWS = '{"max_batch_size": 2}'
+
+
+def _with(message: Any, **parameters: object) -> Any:
+    """Return the message with parameters, each of its value's kind."""
+    kinds = {bool: "bool_param", str: "string_param", bytes: "bytes_param"}
+    for name, value in parameters.items():
+        setattr(message.parameters[name], kinds[type(value)], value)
+    return message
+
+
 class RepositoryTarget(MethodsTarget):
     """RepositoryIndex, RepositoryModelLoad and RepositoryModelUnload over a real directory of models."""
 
     name = "repository"
-    words: Sequence[str] = (*_words(), "good", "other", "broken", "config", "file:1/model.onnx", "file:../x", "file:1/../../x",
+    words: Sequence[str] = (*_NAMES, "good", "other", "broken", "config", "file:1/model.onnx", "file:../x", "file:1/../../x",
              "unload_dependents", "file:2/deep/model.onnx", '{"max_batch_size": 2}', "{}", '{"name": "other"}',
              '{"model_operations": {"op_library_filename": ["model.onnx"]}}')  # fmt: skip
     called = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "ModelConfig")
@@ -279,30 +278,19 @@ class RepositoryTarget(MethodsTarget):
         ("RepositoryIndex", pb.RepositoryIndexRequest(ready=True)),
         ("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="good")),
         ("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="broken")),
+        ("RepositoryModelLoad", _with(pb.RepositoryModelLoadRequest(model_name="other"), config=_TWO_ROWS)),
         (
             "RepositoryModelLoad",
-            pb.RepositoryModelLoadRequest(
-                model_name="other",
-                parameters={"config": pb.ModelRepositoryParameter(string_param='{"max_batch_size": 2}')},
-            ),
-        ),
-        (
-            "RepositoryModelLoad",
-            pb.RepositoryModelLoadRequest(
-                model_name="sent",
-                parameters={
-                    "config": pb.ModelRepositoryParameter(string_param="{}"),
-                    "file:1/model.onnx": pb.ModelRepositoryParameter(bytes_param=b"onnx"),
-                },
+            _with(
+                pb.RepositoryModelLoadRequest(model_name="sent"),
+                config="{}",
+                **{"file:1/model.onnx": b"onnx"},
             ),
         ),
         ("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="good")),
         (
             "RepositoryModelUnload",
-            pb.RepositoryModelUnloadRequest(
-                model_name="sent",
-                parameters={"unload_dependents": pb.ModelRepositoryParameter(bool_param=True)},
-            ),
+            _with(pb.RepositoryModelUnloadRequest(model_name="sent"), unload_dependents=True),
         ),
     )
 

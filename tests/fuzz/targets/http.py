@@ -76,6 +76,7 @@ class _Server(HttpServer):
         for calls in (application.inferences, application.methods):
             calls.close()
             calls._threads = _AtOnce()
+        self._serve_by_application, application.serve = application.serve, self._serve
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.error = context
@@ -104,9 +105,9 @@ class _Server(HttpServer):
         self.due.append(None)
         super().on_loop(counted)
 
-    def serve(self, exchange: Exchange, body: bytes) -> None:
+    def _serve(self, exchange: Exchange, body: bytes) -> None:
         self.read.append((exchange, body))
-        super().serve(exchange, body)
+        self._serve_by_application(exchange, body)
 
 
 class _Transport(asyncio.Transport):
@@ -144,7 +145,7 @@ class _Transport(asyncio.Transport):
     def resume_reading(self) -> None: ...
 
 
-class _Messages:
+class Messages:
     """The messages that httptools reads, as far as it has no objection."""
 
     def __init__(self, data: bytes, kind: Any = httptools.HttpRequestParser) -> None:
@@ -266,7 +267,7 @@ class HttpTarget(Target):
         heads = [exchange.head.method == "HEAD" for exchange, _ in server.read]
         for answer, has_no_body in zip_longest(answers, heads[: len(answers)]):
             length = int(answer.partition(b"Content-Length: ")[2].partition(b"\r")[0])
-            whole = _Messages(answer + bytes(length if has_no_body else 0), httptools.HttpResponseParser)
+            whole = Messages(answer + bytes(length if has_no_body else 0), httptools.HttpResponseParser)
             if whole.refused or len(whole.complete) != 1:
                 raise FindingError(f"httptools cannot read {answer!r}")
         if any(answer[9:12] == b"500" for answer in answers) or server.connections:
@@ -284,7 +285,7 @@ class HttpTarget(Target):
         return statuses, bodies
 
     def _check_framing(self, sent: bytes, closed: bool) -> None:
-        theirs = _Messages(sent)
+        theirs = Messages(sent)
         read = self._server.read
         for (exchange, body), other in zip(read, theirs.complete, strict=False):
             ours = _read(exchange, body)

@@ -12,16 +12,17 @@ from fuzz.world import HANDLE, WORDS, World, numbers, output_placed, placed
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.methods.core import CoreMethods
 from tensorferry.server.methods.log_settings import LogSettingsMethods
-from tensorferry.server.methods.model_config import ModelConfigMethods
 from tensorferry.server.methods.shared_memory import SharedMemoryMethods
 from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.methods.trace_settings import TraceSettingsMethods
 from tensorferry.server.observability.logs.logs import LogOutput
 from tensorferry.server.observability.tracing.trace import Tracer
 from tensorferry.server.transport.threaded_servicer import Extension, ThreadedServicer
+from tensorferry.server.transport.transport_state import TransportState
 
 
 class Method(NamedTuple):
@@ -66,6 +67,7 @@ class MethodsTarget(Target):
         self.counted = Counted()
         servicer = ThreadedServicer(
             self.service,
+            TransportState(ServerConfig(models=())),
             max_streams=1,
             max_in_flight=1,
             extensions=(
@@ -166,7 +168,6 @@ class SettingsTarget(MethodsTarget):
 
     def extensions(self, directory: Path) -> Sequence[Extension]:
         return (
-            ModelConfigMethods(self.world.registry),
             StatisticsMethods(self.world.registry),
             TraceSettingsMethods(self.world.registry, spans=False),
             LogSettingsMethods(_Output(), allowed=True),

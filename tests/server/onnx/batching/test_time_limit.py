@@ -8,38 +8,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper
-from support.models.small import node, save, value
+from support.models.small import written
 from support.server.rig import Array
 
 from tensorferry.server.errors import ModelFailedError
-from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings
+from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings, with_time_limit
 from tensorferry.server.onnx.batching.row_comparison import ComparisonOutcome, compare_rows
-from tensorferry.server.onnx.batching.time_limit import with_time_limit
 from tensorferry.server.runtime.session import Session
 
 
 def halved_until_small(path: Path) -> Path:
     """x [batch] → y: halved until all elements are below 1, which NaN and +inf never are."""
-    body = helper.make_graph(
-        [
-            node("Mul", "state half", "state_out"),
-            node("Less", "state_out one", "small"),
-            node("Cast", "small", "numbers", to=1),
-            node("ReduceMin", "numbers", "all", keepdims=0),
-            node("Equal", "all nothing", "go_on_out"),
-        ],
-        "body",
-        [value("i", "INT64", []), value("go_on", "BOOL", []), value("state", dims=["n"])],
-        [value("go_on_out", "BOOL", []), value("state_out", dims=["n"])],
-    )
-    return save(
-        path,
-        [helper.make_node("Loop", ["", "yes", "x"], ["y"], body=body)],
-        [value("x", dims=["batch"])],
-        [value("y", dims=["batch"])],
-        {"yes": True, "half": np.float32(0.5), "one": np.float32(1), "nothing": np.float32(0)},
-    )
+    text = """(float[batch] x) => (float[batch] y) {
+        y = Loop <body = b (int64 i, bool on, float[n] state) => (bool still_on, float[n] after) {
+            after = Mul (state, half) small = Less (after, one) numbers = Cast <to = 1> (small)
+            all = ReduceMin <keepdims = 0> (numbers) still_on = Equal (all, nothing)
+        }> ("", yes, x)
+    }"""
+    return written(path, text, yes=True, half=np.float32(0.5), one=np.float32(1), nothing=np.float32(0))
 
 
 def test_a_run_over_the_limit_is_stopped_and_the_next_one_works(tmp_path: Path) -> None:

@@ -12,56 +12,20 @@ from support.server.rig import Load
 
 from tensorferry.server.onnx.batching import verdict
 from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings
-from tensorferry.server.onnx.batching.row_comparison import ComparisonOutcome, RowComparison, compare_rows
 from tensorferry.server.onnx.batching.verdict import BatchingFinding, BatchingVerdict, check_batching
 from tensorferry.server.onnx.graph import BatchAnalysis, RowMixing
 from tensorferry.server.runtime.session import Session
 
 Build = Callable[[Path], Path]
 
-SEPARATE: dict[str, Build] = {
-    "attention": small.attention,
-    "LSTM": lambda path: mixing.recurrent(path, "LSTM"),
-    "log-mel of each row": lambda path: mixing.log_mel(path, (1,)),
-    "quantised statically": lambda path: mixing.quantised(path, dynamic=False),
-    "normalised by constants": mixing.batch_normalised,
-}
-MIXES: dict[str, Build] = {
-    "log-mel of the batch": mixing.log_mel,
-    "integers above 1000": mixing.clipped_integers,
-    "similarity": mixing.similarity,
-    "quantised dynamically": lambda path: mixing.quantised(path, dynamic=True),
-}
-
 
 def stopped_clock() -> float:
     return 0.0
 
 
-def compare_model(path: Path) -> RowComparison:
-    session = Session(path)
-    return compare_rows(session.signature, session.run, ComparisonSettings(clock=stopped_clock))
-
-
 def checked(path: Path) -> BatchingFinding:
     session = Session(path)
     return check_batching("m", path, session.signature, session.run, ComparisonSettings(clock=stopped_clock))
-
-
-@pytest.mark.parametrize("name", SEPARATE)
-def test_models_with_independent_rows_pass_by_running_and_by_the_graph(name: str, tmp_path: Path) -> None:
-    path = SEPARATE[name](tmp_path / "m.onnx")
-    compared = compare_model(path)
-    assert compared.outcome is ComparisonOutcome.SEPARATE, compared.reason
-    found = checked(path)
-    assert found.verdict is BatchingVerdict.PROVED, found.reason
-
-
-@pytest.mark.parametrize("name", MIXES)
-def test_models_that_mix_rows_are_refused_by_running_and_by_the_graph(name: str, tmp_path: Path) -> None:
-    path = MIXES[name](tmp_path / "m.onnx")
-    assert compare_model(path).outcome is ComparisonOutcome.MIXES
-    assert checked(path).verdict is BatchingVerdict.REFUSED
 
 
 def test_a_model_with_an_unknown_operator_is_tested(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -72,17 +36,6 @@ def test_a_model_with_an_unknown_operator_is_tested(tmp_path: Path, caplog: pyte
     (line,) = [one.getMessage() for one in caplog.records if "tested by running" in one.getMessage()]
     assert "batches of 2, 3, 5, 32 rows" in line
     assert line.endswith(found.reason)
-
-
-def test_the_mixing_node_is_named(tmp_path: Path) -> None:
-    reason = checked(mixing.log_mel(tmp_path / "m.onnx")).reason
-    assert "ReduceMax" in reason
-    assert "/mel/max" in reason
-
-
-def test_static_quantisation_is_recommended_for_a_dynamically_quantised_model(tmp_path: Path) -> None:
-    (remedy,) = checked(mixing.quantised(tmp_path / "m.onnx", dynamic=True)).remedies
-    assert "quantise_static" in remedy.replace("quantize", "quantise")
 
 
 # The finding of the graph analysis is given.

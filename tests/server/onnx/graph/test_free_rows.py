@@ -162,22 +162,6 @@ def test_shapes_of_inner_tensors_and_graphs_are_left_out(tmp_path: Path) -> None
     np.testing.assert_array_equal(onnxruntime.InferenceSession(target).run(None, {"x": x})[0], -2 * x)
 
 
-def test_weights_in_other_files_are_found_by_the_copy(tmp_path: Path) -> None:
-    path = saved(tmp_path, FREE["convolution and flatten"])
-    onnx.save(onnx.load(path), path, save_as_external_data=True, size_threshold=64, location="own.weights")
-    (tmp_path / "copy").mkdir()
-    target = freed_file(path, tmp_path / "copy" / "m.onnx")
-    x = weights(3, 1, 4, 4)
-    (got,) = onnxruntime.InferenceSession(target).run(None, {"x": x})
-    own = onnxruntime.InferenceSession(path)
-    np.testing.assert_allclose(
-        got, np.concatenate([own.run(None, {"x": x[at : at + 1]})[0] for at in range(3)]), rtol=1e-6
-    )
-    # Beside the model, its own weights serve both.
-    freed_file(path, tmp_path / "beside.onnx")
-    assert onnxruntime.InferenceSession(tmp_path / "beside.onnx").run(None, {"x": x})[0].shape == (3, 3)
-
-
 def test_weights_outside_the_models_folder_are_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, FREE["convolution and flatten"])
     read = onnx.load(path)

@@ -13,7 +13,7 @@ import pytest
 from support.models import small
 from support.server.rig import Array, Load, infer, request, signature, spec
 
-from tensorferry.batcher import Padding, PadInput, RequestTooLarge
+from tensorferry.batcher import Padding, PadInput
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.errors import InvalidRequestError, StartError
@@ -156,11 +156,6 @@ def test_no_length_is_warmed_up(load: Load, monkeypatch: pytest.MonkeyPatch) -> 
     ("build", "values", "reason"),
     [
         (small.plain_mean, (("x", "0"),), "output 'y' of a row of length 3 changes when it is padded to 4: by "),
-        (
-            lambda path: small.attention(path, masked=False),
-            (("ids", "0"), ("mask", "0")),
-            "output 'tokens' of a row of length 3 changes when it is padded to 4: by ",
-        ),
         (small.masked_mean, (("ids", "0"), ("mask", "1")), "output 'mean' of a row of length 2 changes when it is padded to 4: infinities or NaNs"),
         (
             lambda path: small.masked_mean(path, tokens="other_name"),
@@ -169,13 +164,7 @@ def test_no_length_is_warmed_up(load: Load, monkeypatch: pytest.MonkeyPatch) -> 
         ),
         (lambda path: small.with_positions(path, 6), (("x", "0"),), "it does not run on rows padded to 8 (the model failed on this request"),
     ],
-    ids=[
-        "counts the padding",
-        "attention without a mask",
-        "masks it in",
-        "an output of another name",
-        "too long for the model",
-    ],
+    ids=["counts the padding", "masks it in", "an output of another name", "too long for the model"],
 )  # fmt: skip
 def test_a_model_whose_answers_change_with_padding_is_served_unpadded_and_the_log_says_why(
     build: Callable[[Path], Path], values: Any, reason: str, load: Load, caplog: pytest.LogCaptureFixture
@@ -199,12 +188,8 @@ def test_trust_pads_it_anyway(load: Load, caplog: pytest.LogCaptureFixture) -> N
 
 def mixing(path: Path) -> Path:
     """y = x minus its mean over the rows."""
-    return small.save(
-        path,
-        [small.node("ReduceMean", "x", "mean", axes=[0], keepdims=1), small.node("Sub", "x mean", "y")],
-        [small.value("x", dims=["batch", "sequence"])],
-        [small.value("y", dims=["batch", "sequence"])],
-    )
+    text = "(float[batch, sequence] x) => (float[batch, sequence] y)"
+    return small.written(path, text + "{ mean = ReduceMean <axes = [0]> (x) y = Sub (x, mean) }")
 
 
 def test_a_model_that_is_not_batched_is_not_padded(load: Load, caplog: pytest.LogCaptureFixture) -> None:
@@ -314,15 +299,3 @@ def test_inputs_of_different_lengths_in_one_request_are_an_error_despite_padding
     message = request({"ids": np.ones((1, 3), np.int64), "mask": np.ones((1, 2), np.int64)})
     with pytest.raises(InvalidRequestError):
         infer(InferenceService(registry), message)
-
-
-def test_the_queue_counts_the_padded_bytes_of_a_request(load: Load) -> None:
-    registry = ModelRegistry()
-    registry.mark_ready(load(small.masked_mean, max_queue_bytes=150, **MASKED))
-    message = request({"ids": np.ones((1, 4), np.int64), "mask": np.ones((1, 4), np.int64)})
-    assert message.ByteSize() < 150
-    infer(InferenceService(registry), message)
-    longer = request({"ids": np.ones((1, 5), np.int64), "mask": np.ones((1, 5), np.int64)})
-    assert longer.ByteSize() < 150
-    with pytest.raises(RequestTooLarge, match="the queue holds 150"):
-        infer(InferenceService(registry), longer)

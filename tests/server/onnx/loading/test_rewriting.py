@@ -27,13 +27,9 @@ def fixed(path: Path) -> Path:
 
 def perceptron(path: Path) -> Path:
     """x [1, 2, 4] → y [1, 3], by a Reshape to one row."""
-    return small.save(
-        path,
-        [small.node("Reshape", "x flat", "f"), small.node("MatMul", "f w", "y")],
-        [small.value("x", dims=[1, 2, 4])],
-        [small.value("y", dims=[1, 3])],
-        {"flat": np.array([1, 8]), "w": np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)},
-    )
+    text = "(float[1, 2, 4] x) => (float[1, 3] y) { f = Reshape (x, flat) y = MatMul (f, w) }"
+    w = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+    return small.written(path, text, flat=np.array([1, 8]), w=w)
 
 
 def test_it_is_batched_and_clients_see_a_variable_axis(load: Load, caplog: pytest.LogCaptureFixture) -> None:
@@ -58,11 +54,8 @@ def test_trust_does_not_replace_the_proof(load: Load) -> None:
 def test_a_model_whose_rows_would_mix_is_served_as_it_is(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def centred(path: Path) -> Path:
-        nodes = [small.node("ReduceMean", "x", "m", axes=[0]), small.node("Sub", "x m", "y")]
-        return small.save(path, nodes, [small.value("x", dims=[1, 3])], [small.value("y", dims=[1, 3])])
-
-    model = load(centred, batching="trust")
+    centred = "(float[1, 3] x) => (float[1, 3] y) { m = ReduceMean <axes = [0]> (x) y = Sub (x, m) }"
+    model = load(lambda path: small.written(path, centred), batching="trust")
     assert (model.max_batch_size, model.batching_verdict) == (0, "off")
     assert (
         "and no copy with a variable batch axis is proved: ReduceMean m reduces over the batch axis"
@@ -109,27 +102,11 @@ def test_a_copy_with_other_answers_than_the_file_is_not_served(
 def test_a_model_with_a_variable_first_axis_of_another_input_is_served_as_it_is(load: Load) -> None:
     """Requests may use that axis for lengths."""
 
-    def scaled(path: Path) -> Path:
-        return small.save(
-            path,
-            [small.node("Mul", "x z", "y")],
-            [small.value("x", dims=[1, 4096]), small.value("z", dims=["n", 1])],
-            [small.value("y", dims=["n", 4096])],
-        )
-
-    model = load(scaled)
+    scaled = "(float[1, 4096] x, float[n, 1] z) => (float[n, 4096] y) { y = Mul (x, z) }"
+    model = load(lambda path: small.written(path, scaled))
     assert model.max_batch_size == 0
     answer = model.batcher.submit({"x": np.ones((1, 4096), np.float32), "z": np.ones((5, 1), np.float32)})
     assert answer.result(30)["y"].shape == (5, 4096)
-
-
-def test_weights_in_another_file_are_found(load: Load) -> None:
-    def external(path: Path) -> Path:
-        model = onnx.load(perceptron(path))
-        onnx.save(model, path, save_as_external_data=True, size_threshold=90, location="own.weights")
-        return path
-
-    assert load(external).batching == REWRITTEN
 
 
 def with_weights(path: Path, factor: float) -> Path:

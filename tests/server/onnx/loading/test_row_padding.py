@@ -81,9 +81,3 @@ def test_a_model_without_default_padding_says_why(tmp_path: Path, caplog: pytest
         assert padding_of(path, {"ids": IDS}, ServerConfig(())) is None
     assert "model text is not padded by default" in caplog.text
     assert "input 'mask' also has the axis 'sequence', and no pad value; declare onnx(" in caplog.text
-
-
-def test_a_model_that_padding_changes_is_not_padded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = small.plain_mean(tmp_path / "mean.onnx")
-    assert padding_of(path, {"x": RaggedInput((4, 8), 0)}, ServerConfig(())) is None
-    assert "model text is not padded, requests of each length have their own batches" in caplog.text

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 from support.models import recurrent, small
-from support.models.small import node, save, value
+from support.models.small import value, written
 
 from tensorferry.batcher import Tensor
 from tensorferry.server.errors import NotReadyError
@@ -59,27 +58,14 @@ def verdicts(given: ProbedModel) -> Mapping[Any, str]:
 
 def hanging(path: Path) -> Path:
     """x FP32 [batch, n] → y FP32 [batch, n], after 2**62 iterations of a loop if n is 0."""
-    body = helper.make_graph(
-        [node("Identity", "go_on", "go_on_out"), node("Identity", "state", "state_out")],
-        "body",
-        [value("i", "INT64", []), value("go_on", "BOOL", []), value("state", "INT64", [])],
-        [value("go_on_out", "BOOL", []), value("state_out", "INT64", [])],
-    )
-    return save(
-        path,
-        [
-            node("Shape", "x", "shape"),
-            node("Gather", "shape one", "n"),
-            node("Equal", "n zero", "empty"),
-            node("Where", "empty most zero", "turns"),
-            node("Loop", "turns yes zero", "end", body=body),
-            node("Cast", "end", "none", to=1),
-            node("Add", "x none", "y"),
-        ],
-        [value("x", dims=["batch", "n"])],
-        [value("y", dims=["batch", "n"])],
-        {"one": np.int64(1), "zero": np.int64(0), "most": np.int64(2**62), "yes": True},
-    )
+    text = """(float[batch, n] x) => (float[batch, n] y) {
+        shape = Shape (x) length = Gather (shape, one) empty = Equal (length, zero) turns = Where (empty, most, zero)
+        end = Loop <body = b (int64 i, bool on, int64 state) => (bool still_on, int64 after) {
+            still_on = Identity (on) after = Identity (state)
+        }> (turns, yes, zero)
+        none = Cast <to = 1> (end) y = Add (x, none)
+    }"""
+    return written(path, text, one=np.int64(1), zero=np.int64(0), most=np.int64(2**62), yes=True)
 
 
 def test_a_crash_of_the_child_is_a_verdict(tmp_path: Path) -> None:
@@ -103,13 +89,8 @@ def test_axes_with_one_name_are_probed_together_and_in_all_combinations(tmp_path
 
 
 def test_a_failing_run_is_a_verdict(tmp_path: Path) -> None:
-    path = save(
-        tmp_path / "first.onnx",
-        [node("Gather", "x zero", "y", axis=1)],
-        [value("x", dims=["batch", "n"])],
-        [value("y", dims=["batch"])],
-        {"zero": np.int64(0)},
-    )
+    text = "(float[batch, n] x) => (float[batch] y) { y = Gather <axis = 1> (x, zero) }"
+    path = written(tmp_path / "first.onnx", text, zero=np.int64(0))
     assert verdicts(subject(path)) == {frozenset({("x", 1)}): FAILS}
 
 

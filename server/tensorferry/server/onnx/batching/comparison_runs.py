@@ -1,8 +1,9 @@
-"""The runs of a comparison of rows: timed, counted, and within the budget of the load."""
+"""The runs of a comparison of rows: timed, counted, within the budget of the load, and with a time limit."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from functools import partial
 
 from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.checks.sampling import Array, Run
+from tensorferry.server.runtime.session import Session
 from tensorferry.server.signature import Signature
 
 
@@ -92,3 +94,23 @@ class ComparisonRuns:
         if rows == 1:
             settings.budget.row_took(took)
         return outputs
+
+
+def with_time_limit(run: Run, session: Session, seconds: float) -> Run:
+    """Return `run`, which uses the session, with a time limit: a longer run is terminated and raises.
+
+    A loop in a model may never end on unusual values such as NaN.
+    """
+
+    def limited_run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        timer = threading.Timer(seconds, session.end_runs)
+        timer.name = "tensorferry-batching-check"
+        timer.start()
+        try:
+            return run(inputs)
+        finally:
+            timer.cancel()
+            timer.join()
+            session.allow_runs()
+
+    return limited_run

@@ -15,10 +15,9 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.models.config_pbtxt.pbtxt import BatchingDecision, is_complete
-from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings
+from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings, with_time_limit
 from tensorferry.server.onnx.batching.remedies import batch_axis_remedy, has_specific_remedy, remedies_for
 from tensorferry.server.onnx.batching.shared_inputs import mixing_through_shared_inputs
-from tensorferry.server.onnx.batching.time_limit import with_time_limit
 from tensorferry.server.onnx.batching.verdict import (
     BatchingFinding,
     BatchingVerdict,
@@ -185,9 +184,8 @@ def decide_by_server_config(model: Candidate, rewriting: Sequence[str] = ()) -> 
         warning = f"model {name} is served unbatched: {reason}; to have it batched: {remedies[0]}"
         unbatched = _unbatched(BatchingFinding(BatchingVerdict.OFF, reason, None, remedies=remedies))
         return model.unchecked(unbatched)._replace(warning=warning)
-    max_queue_delay = _max_queue_delay(model)
     if model.policy == "trust":
-        return model.unchecked(_trusted(name, max_batch_size, max_queue_delay))
+        return model.unchecked(_trusted(model, max_batch_size))
     found = model.check(max_batch_size)
     if found.verdict is BatchingVerdict.REFUSED:
         warning = (
@@ -195,20 +193,13 @@ def decide_by_server_config(model: Candidate, rewriting: Sequence[str] = ()) -> 
             "batches it anyway)"
         )
         return Decided(_unbatched(found), found.working_size, found.seconds, warning)
-    batched = _batched(max_batch_size, max_queue_delay, found)
-    return Decided(batched, found.working_size, found.seconds)
+    return Decided(_batched(model, max_batch_size, found), found.working_size, found.seconds)
 
 
 def decision_for_copy(model: Candidate, found: BatchingFinding) -> BatchingDecision:
     """Return the decision for a model that is served from a copy with a variable batch axis, which is proved."""
-    decision = _batched(model.server_config.max_batch_size, _max_queue_delay(model), found, ", rewritten")
+    decision = _batched(model, model.server_config.max_batch_size, found, ", rewritten")
     return replace(decision, rewritten=True)
-
-
-def _max_queue_delay(model: Candidate) -> float:
-    if model.requested is not None and model.requested.HasField("dynamic_batching"):
-        return model.requested.dynamic_batching.max_queue_delay_microseconds / 1e6
-    return model.server_config.max_queue_delay
 
 
 def decide_by_model_config(model: Candidate, requested: ModelConfig) -> Decided:
@@ -230,13 +221,11 @@ def decide_by_model_config(model: Candidate, requested: ModelConfig) -> Decided:
         reason = "its configuration has no dynamic_batching"
         found = BatchingFinding(BatchingVerdict.OFF, reason, None, remedies=remedies_for([reason]))
         return model.unchecked(_each_alone(max_batch_size, found))
-    max_queue_delay = _max_queue_delay(model)
     if model.policy == "trust":
-        return model.unchecked(_trusted(name, max_batch_size, max_queue_delay))
+        return model.unchecked(_trusted(model, max_batch_size))
     found = model.check(max_batch_size)
     if found.verdict is not BatchingVerdict.REFUSED:
-        batched = _batched(max_batch_size, max_queue_delay, found)
-        return Decided(batched, found.working_size, found.seconds)
+        return Decided(_batched(model, max_batch_size, found), found.working_size, found.seconds)
     if explicit and not found.conclusive and model.policy != "proved":
         _log.warning(
             "model %s is batched unchecked, because its configuration has dynamic_batching: %s",
@@ -245,7 +234,7 @@ def decide_by_model_config(model: Candidate, requested: ModelConfig) -> Decided:
         )
         why = ", as its configuration has dynamic_batching"
         trusted = replace(found, verdict=BatchingVerdict.TRUSTED)
-        return Decided(_batched(max_batch_size, max_queue_delay, trusted, why), None)
+        return Decided(_batched(model, max_batch_size, trusted, why), None)
     _log.warning(
         "model %s: each request runs alone: %s; to change that: %s (--batching trust lets requests share batches anyway)",
         name,
@@ -268,14 +257,17 @@ def _each_alone(max_batch_size: int, found: BatchingFinding) -> BatchingDecision
     return _decision(found, max_batch_size, False, description)
 
 
-def _trusted(name: str, max_batch_size: int, max_queue_delay: float) -> BatchingDecision:
-    _log.warning("model %s is batched unchecked (--batching trust)", name)
-    return _batched(max_batch_size, max_queue_delay, BatchingFinding(BatchingVerdict.TRUSTED, "", None))
+def _trusted(model: Candidate, max_batch_size: int) -> BatchingDecision:
+    _log.warning("model %s is batched unchecked (--batching trust)", model.name)
+    return _batched(model, max_batch_size, BatchingFinding(BatchingVerdict.TRUSTED, "", None))
 
 
 def _batched(
-    max_batch_size: int, max_queue_delay: float, found: BatchingFinding, why: str = ""
+    model: Candidate, max_batch_size: int, found: BatchingFinding, why: str = ""
 ) -> BatchingDecision:
+    max_queue_delay = model.server_config.max_queue_delay
+    if model.requested is not None and model.requested.HasField("dynamic_batching"):
+        max_queue_delay = model.requested.dynamic_batching.max_queue_delay_microseconds / 1e6
     delay = f" after at most {max_queue_delay * 1e3:g} ms" if max_queue_delay else ""
     description = f"batches of up to {max_batch_size} rows{delay} ({found.verdict.value}{why})"
     return _decision(found, max_batch_size, True, description)

@@ -16,16 +16,19 @@ from itertools import cycle
 import numpy as np
 
 from tensorferry.server.onnx.batching.comparison_runs import ComparisonRuns, ComparisonSettings, OutOfTime
-from tensorferry.server.onnx.batching.random_rows import RANDOM_ROWS, distinct_rows, rows_of, with_vocabulary
 from tensorferry.server.onnx.batching.row_difference import row_difference
 from tensorferry.server.onnx.batching.row_kinds import (
+    RANDOM_ROWS,
     ROW_KINDS,
     IntegerRange,
     Row,
     RowKind,
     accepted_integers,
     batch_of_rows,
+    distinct_rows,
+    rows_of,
     rows_of_kind,
+    with_vocabulary,
 )
 from tensorferry.server.runtime.checks.sampling import Array, Run, describe_difference, working_size
 from tensorferry.server.signature import Signature, TensorSpec
@@ -55,7 +58,7 @@ class ComparisonOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RowComparison:
-    """The outcome and its evidence.
+    """The outcome and its evidence. `reason` is empty if rows are separate, or if the time did not suffice.
 
     `working_size` is a length of the other dynamic axes with which the model runs; None if none was found. `batches`
     counts the compared batches by number of rows. `left_out` names the kinds of rows that the model rejects. `seconds` has
@@ -84,25 +87,13 @@ class RowComparison:
 class _Ended(Exception):
     """The comparison ended early, with an outcome and its reason."""
 
-    outcome = ComparisonOutcome.FAILS
+    def __init__(self, outcome: ComparisonOutcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
 
 
-class _Mixes(_Ended):
-    """Rows cannot share a batch."""
-
-    outcome = ComparisonOutcome.MIXES
-
-
-class _Unstable(_Ended):
-    """The same row gives different outputs from run to run."""
-
-    outcome = ComparisonOutcome.UNSTABLE
-
-
-class _FewRowsAccepted(_Ended):
-    """The model fails on most random rows."""
-
-    outcome = ComparisonOutcome.DOES_NOT_RUN
+def _mixes(reason: str) -> _Ended:
+    return _Ended(ComparisonOutcome.MIXES, reason)
 
 
 def compare_rows(
@@ -126,7 +117,7 @@ def compare_rows(
         )
     runs = ComparisonRuns(signature, run, first_run or run, run_alone or run, settings)
     comparer = _RowComparer(signature, runs, settings, size, copied=run_alone is not None)
-    outcome, reason = ComparisonOutcome.SEPARATE, "rows run together equal rows run alone"
+    outcome, reason = ComparisonOutcome.SEPARATE, ""
     try:
         comparer.compare_random_rows()
         comparer.compare_extreme_rows()
@@ -134,7 +125,7 @@ def compare_rows(
         outcome, reason = end.outcome, str(end)
     except OutOfTime:
         if settings.thorough:
-            outcome, reason = ComparisonOutcome.UNFINISHED, "comparing its rows takes longer than a load may"
+            outcome = ComparisonOutcome.UNFINISHED
     except Exception as error:
         outcome, reason = ComparisonOutcome.FAILS, f"it runs one row, but not several together ({error})"
     left_out = tuple(dict.fromkeys(comparer.left_out))
@@ -215,12 +206,13 @@ class _RowComparer:
                         1, sum(array.nbytes for array in (*row.values(), *outputs[0].values()))
                     )
                     return outputs
-        raise _FewRowsAccepted(f"it runs on few random inputs ({reason}), so running shows nothing")
+        reason = f"it runs on few random inputs ({reason}), so running shows nothing"
+        raise _Ended(ComparisonOutcome.DOES_NOT_RUN, reason)
 
     def _compare_pair(self, alone: Sequence[Mapping[str, Array]]) -> None:
         try:
             self._check_alone(self._random, dict(enumerate(alone)), self._run_together(self._random))
-        except _Mixes:
+        except _Ended:
             # Random outputs always differ.
             with self._runs.without_limit():
                 self._check_repeatable(alone[0])
@@ -264,7 +256,8 @@ class _RowComparer:
                 spec, alone[spec.name], again[spec.name], self._settings.precision
             )
             if difference:
-                raise _Unstable(f"output {spec.name!r} of one row differs from run to run: {difference}")
+                reason = f"output {spec.name!r} of one row differs from run to run: {difference}"
+                raise _Ended(ComparisonOutcome.UNSTABLE, reason)
 
     def _compare_with_alone(self, rows: Sequence[Row], alone: Sequence[Mapping[str, Array]]) -> None:
         for order in self._orders:
@@ -282,7 +275,7 @@ class _RowComparer:
                 got = together[spec.name][at : at + 1]
                 difference = describe_difference(spec, outputs[spec.name], got, self._settings.precision)
                 if difference and not self._is_rounding(spec, batch, at, outputs[spec.name], got):
-                    raise _Mixes(f"output {spec.name!r} of a row depends on other rows: {difference}")
+                    raise _mixes(f"output {spec.name!r} of a row depends on other rows: {difference}")
 
     def _is_rounding(
         self, spec: TensorSpec, batch: Sequence[Row], at: int, alone: Array, together: Array
@@ -303,7 +296,7 @@ class _RowComparer:
         for spec in self._signature.outputs:
             shape = outputs[spec.name].shape
             if shape[:1] != (len(rows),):
-                raise _Mixes(
+                raise _mixes(
                     f"output {spec.name!r} has shape {list(shape)} for {len(rows)} rows: it does not follow the "
                     "batch axis"
                 )
@@ -370,23 +363,17 @@ class _RowComparer:
             try:
                 first = self._run_together(batch)
                 other = self._run_together(_batch(rows, positions, list(kinds.values()) or self._random))
-            except _Mixes:
+            except _Ended:
                 raise
             except Exception:
                 # The batch may be too large for the device or a table in the model.
                 rows //= 2
                 continue
-            numbers = {at: self._number_of(row) for at, row in enumerate(batch)}
-            self._check_alone(
-                batch,
-                {at: self._alone_outputs[number] for at, number in numbers.items() if number is not None},
-                first,
-            )
+            random = list(zip(self._random, self._alone_outputs, strict=True))
+            alone = {at: outputs for at, row in enumerate(batch) for known, outputs in random if known is row}
+            self._check_alone(batch, alone, first)
             self._check(batch, first, other, positions, f"beside others, in a batch of {rows}")
             return
-
-    def _number_of(self, row: Row) -> int | None:
-        return next((number for number, known in enumerate(self._random) if known is row), None)
 
     def _largest(self) -> int:
         left = self._ends - self._settings.clock()
@@ -411,7 +398,7 @@ class _RowComparer:
             again = self._run_together(batch)
         found = _difference_at(self._signature, first, again, other, positions)
         if found:
-            raise _Mixes(f"{found} ({where})")
+            raise _mixes(f"{found} ({where})")
 
 
 def _difference_at(

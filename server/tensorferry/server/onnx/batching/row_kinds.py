@@ -1,4 +1,6 @@
-"""Rows of extreme kinds, as far as a model accepts them: zeros, tiny, huge, negative, one-hot, NaN, infinite.
+"""Random rows, and rows of extreme kinds as far as a model accepts them: zeros, tiny, huge, negative, one-hot, NaN, infinite.
+
+Random rows have values that are valid for indices, masks and categories, and strings from the model's file.
 
 A row maps each input to an array. Its first dimension is 1 if the input has a batch axis. Inputs without a batch axis
 are the same in every row.
@@ -6,7 +8,6 @@ are the same in every row.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,11 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensorferry.server.runtime.checks.sampling import Array, Run, array_of_floats
+from tensorferry.server.runtime.checks.sampling import Array, Run, array_of_floats, random_inputs
 from tensorferry.server.signature import Signature, TensorSpec
 
 Row = Mapping[str, Array]
 
+RANDOM_ROWS = 5
+# Most draws until the random rows differ in every input.
+_DRAWS = 16
 # The factor by which integers grow while the model accepts them, and their limit.
 _GROWTH = 8
 _MOST_INTEGER = 8**7
@@ -28,6 +32,52 @@ _SLOWER_SECONDS = 5e-3
 # The greatest FP16 number is 65504.
 _MOST_FP16 = 6e4
 _LONG_TEXT = "long text " * 200
+
+
+def rows_of(signature: Signature, inputs: Mapping[str, Array]) -> list[Row]:
+    """Return the rows of a batch as batches of one row."""
+    return [
+        {
+            spec.name: np.ascontiguousarray(inputs[spec.name][[row]])
+            if spec.has_row_axis
+            else inputs[spec.name]
+            for spec in signature.inputs
+        }
+        for row in range(RANDOM_ROWS)
+    ]
+
+
+def with_vocabulary(
+    signature: Signature, inputs: Mapping[str, Array], vocabulary: Sequence[str]
+) -> dict[str, Array]:
+    """Return the inputs with every second string replaced by one of the vocabulary, in turn."""
+    filled = dict(inputs)
+    for spec in signature.inputs:
+        if spec.datatype.name == "BYTES":
+            array = inputs[spec.name].copy()
+            flat = array.reshape(-1)
+            for at in range(0, len(flat), 2):
+                flat[at] = spec.element(vocabulary[at // 2 % len(vocabulary)])
+            filled[spec.name] = array
+    return filled
+
+
+def distinct_rows(signature: Signature, size: int, seed: int = 0) -> dict[str, Array]:
+    """Return random rows that are not all equal in any input, if the input can differ.
+
+    Five random bits are equal once in sixteen draws. A model that requires them to be equal, for instance because they
+    are axes, would then seem to have independent rows.
+    """
+    first = seed * _DRAWS
+    inputs = random_inputs(signature, RANDOM_ROWS, size, first)
+    for other in range(first + 1, first + _DRAWS):
+        rows = {spec.name: inputs[spec.name] for spec in signature.inputs if spec.has_row_axis}
+        alike = [name for name, array in rows.items() if np.array_equal(array[1:], array[:-1])]
+        if not alike:
+            break
+        drawn = random_inputs(signature, RANDOM_ROWS, size, other)
+        inputs.update({name: drawn[name] for name in alike})
+    return inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +155,7 @@ def batch_of_rows(signature: Signature, rows: Sequence[Row]) -> dict[str, Array]
 
 
 def accepted_integers(
-    signature: Signature, run: Run, row: Row, clock: Callable[[], float] = time.perf_counter
+    signature: Signature, run: Run, row: Row, clock: Callable[[], float]
 ) -> dict[str, IntegerRange]:
     """Return the range of values that the model accepts for each integer input, with the other inputs as in `row`.
 

@@ -180,27 +180,11 @@ def _unrefuted(name: str, analysis: BatchAnalysis, comparison: RowComparison) ->
         return BatchingFinding(
             BatchingVerdict.REFUSED, reason, None, conclusive=False, remedies=remedies, lasting=False
         )
-    if proved:
-        _log.info(
-            "model %s: rows are independent, proved by its graph and confirmed by running: %s",
-            name,
-            comparison.extent,
-        )
-        return BatchingFinding(
-            BatchingVerdict.PROVED,
-            "",
-            comparison.working_size,
-            evidence=comparison.extent,
-            seconds=comparison.seconds,
-        )
-    _log.info(
-        "model %s: rows are independent, tested by running: %s; its graph could not be analysed fully: %s",
-        name,
-        comparison.extent,
-        unknown,
-    )
+    how = "proved by its graph and confirmed by running" if proved else "tested by running"
+    more = f"; its graph could not be analysed fully: {unknown}" if unknown else ""
+    _log.info("model %s: rows are independent, %s: %s%s", name, how, comparison.extent, more)
     return BatchingFinding(
-        BatchingVerdict.TESTED,
+        BatchingVerdict.PROVED if proved else BatchingVerdict.TESTED,
         unknown,
         comparison.working_size,
         evidence=comparison.extent,

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import onnx
 
-from tensorferry.server.onnx.graph.graph_walk import GraphWalk, Scope
+from tensorferry.server.onnx.graph.bodies import Scope
+from tensorferry.server.onnx.graph.graph_walk import GraphWalk
 from tensorferry.server.onnx.graph.model_file import UnreadableModel, read_model
 from tensorferry.server.onnx.graph.rules import (  # noqa: F401  (they fill the table of operators)
     convolutions,
@@ -124,11 +125,11 @@ def _finding(model: onnx.ModelProto, tensors: Scope) -> BatchAnalysis:
     problems = merged_problems(
         _problems_of(output.name, tensors.get(output.name)) for output in model.graph.output
     )
+    if problems is None:
+        return BatchAnalysis(RowMixing.SEPARATE)
     if problems.mixes:
         return BatchAnalysis(RowMixing.MIXES, problems.mixes)
-    if problems.unknown:
-        return BatchAnalysis(RowMixing.UNKNOWN, problems.unknown)
-    return BatchAnalysis(RowMixing.SEPARATE)
+    return BatchAnalysis(RowMixing.UNKNOWN, problems.unknown)
 
 
 def inputs_of(model: onnx.ModelProto, batched: Collection[str]) -> dict[str, Value]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Most passes over a loop's body to reach a fixed point.
 _PASSES = 12
 
+# Tensors by name, of a graph and the graphs around it. None is an input that a function call leaves out.
 Scope = Mapping[str, Value | None]
 Inputs = Sequence[Value | None]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -12,6 +13,7 @@ import onnx
 from onnx import helper
 
 from tensorferry.server.onnx.graph import control_flow, operators
+from tensorferry.server.onnx.graph.bodies import Scope
 from tensorferry.server.onnx.graph.model_file import constant
 from tensorferry.server.onnx.graph.operators import NOT_ANALYSED, USES_ROW_INDICES, Node, Operator
 from tensorferry.server.onnx.graph.sizes import Product, counts_rows
@@ -26,8 +28,6 @@ from tensorferry.server.onnx.graph.values import (
     not_analysed,
 )
 
-# Tensors by name, of a graph and the graphs around it. None is an input that a function call leaves out.
-Scope = Mapping[str, Value | None]
 # Functions by domain, name and overload; attributes by name.
 _Functions = Mapping[tuple[str, str, str], onnx.FunctionProto]
 _Attributes = Mapping[str, onnx.AttributeProto]
@@ -49,21 +49,12 @@ class GraphTooLarge(Exception):
     """The graph has more nodes than the analysis visits."""
 
 
-class Attributes(Mapping[str, Any]):
+class Attributes(UserDict[str, Any]):
     """Attribute values, decoded on access because those of tree ensembles are large."""
 
-    def __init__(self, found: _Attributes) -> None:
-        self._found = found
-
     def __getitem__(self, name: str) -> Any:
-        value = helper.get_attribute_value(self._found[name])
+        value = helper.get_attribute_value(self.data[name])
         return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
 
 
 class GraphWalk:
@@ -150,11 +141,18 @@ class GraphWalk:
         found = operators.find(domain, node.op_type)
         if found is None:
             return self._by_schema(domain, node, label, inputs)
-        self._record_value_dependence(label, found, inputs)
+        shaping = (
+            inputs
+            if found.shape_from_values
+            else [inputs[at] for at in found.shape_inputs if at < len(inputs)]
+        )
+        if any(value is not None and value.value_dependent for value in shaping):
+            self.value_dependent_nodes.append(f"{label} computes a shape from values")
         opset = self._opsets.get(domain, 1)
         view = Node(node.op_type, opset, inputs, count, self.attributes(node), label)
         # The shape of a tensor may be known although its rows are not.
-        counting = [] if found.accepts_problems or (found.shape_only and _have_shapes(inputs)) else inputs
+        have_shapes = all(value is not None and value.shape is not None for value in inputs)
+        counting = [] if found.accepts_problems or (found.shape_only and have_shapes) else inputs
         values = self._apply_rule(label, counting, inputs, count, lambda: _apply(found, view))
         valued = not found.shape_only and any(value is not None and value.value_dependent for value in inputs)
         return [replace(value, value_dependent=valued or value.problems is not None) for value in values]
@@ -180,7 +178,7 @@ class GraphWalk:
         found = merged_problems(
             (RowProblems(unknown=tuple(doubts)), *(value.problems for value in inputs if value is not None))
         )
-        if not (found.mixes or found.unknown):
+        if found is None:
             return values
         return [
             Value(problems=merged_problems((found, value.problems)), value_dependent=True) for value in values
@@ -196,7 +194,7 @@ class GraphWalk:
     ) -> Sequence[Value]:
         """Apply a rule; return its outputs, or outputs with the problem that it found. `used` has all its inputs."""
         problems = merged_problems(value.problems for value in inputs if value is not None)
-        if problems.mixes or problems.unknown:
+        if problems is not None:
             return [Value(problems=problems, value_dependent=True)] * count
         try:
             values: Sequence[Value] = [_checked(value) for value in rule()]
@@ -225,7 +223,7 @@ class GraphWalk:
             return self._call(body, node, inputs, defaults)
         self.value_dependent_nodes.append(f"{label} is an operator with unknown run time")
         problems = merged_problems(value.problems for value in inputs if value is not None)
-        if problems.mixes or problems.unknown:
+        if problems is not None:
             return [Value(problems=problems, value_dependent=True)] * len(node.output)
         return _unknown_effect(f"{label} {NOT_ANALYSED}", inputs, len(node.output))
 
@@ -239,7 +237,7 @@ class GraphWalk:
         if self._depth > _DEEPEST:
             return _unknown_effect(f"{label_of(node)} calls itself", inputs, len(node.output))
         bound = {**defaults, **{one.name: one for one in function.attribute_proto}}
-        bound.update((one.name, one) for one in self.bound_attributes(node))
+        bound.update(self.attributes(node).data)
         given = itertools.chain(inputs, itertools.repeat(None))
         scope: dict[str, Value | None] = dict(zip(function.input, given, strict=False))
         around = self._opsets, self._bound
@@ -252,30 +250,15 @@ class GraphWalk:
             self._depth -= 1
         return [scope.get(name) or _MISSING for name in function.output]
 
-    def bound_attributes(self, node: onnx.NodeProto) -> list[onnx.AttributeProto]:
+    def attributes(self, node: onnx.NodeProto) -> Attributes:
         """Return the node's attributes. In a function, references to its attributes get the values of the call."""
-        found = []
+        found = Attributes()
         for attribute in node.attribute:
             if not attribute.ref_attr_name:
-                found.append(attribute)
+                found.data[attribute.name] = attribute
             elif attribute.ref_attr_name in self._bound:
-                value = onnx.AttributeProto()
-                value.CopyFrom(self._bound[attribute.ref_attr_name])
-                value.name = attribute.name
-                found.append(value)
+                found.data[attribute.name] = self._bound[attribute.ref_attr_name]
         return found
-
-    def attributes(self, node: onnx.NodeProto) -> Attributes:
-        """Return the values of the node's attributes by name."""
-        return Attributes({one.name: one for one in self.bound_attributes(node)})
-
-    def _record_value_dependence(self, label: str, found: Operator, inputs: Sequence[Value | None]) -> None:
-        deciding = range(len(inputs)) if found.shape_from_values else found.shape_inputs
-        for index in deciding:
-            value = inputs[index] if index < len(inputs) else None
-            if value is not None and value.value_dependent:
-                self.value_dependent_nodes.append(f"{label} computes a shape from values")
-                return
 
 
 def _topological_order(nodes: Iterable[onnx.NodeProto]) -> Sequence[onnx.NodeProto]:
@@ -299,10 +282,6 @@ def _topological_order(nodes: Iterable[onnx.NodeProto]) -> Sequence[onnx.NodePro
         return listed
 
 
-def _have_shapes(inputs: Sequence[Value | None]) -> bool:
-    return all(value is not None and value.shape is not None for value in inputs)
-
-
 def label_of(node: onnx.NodeProto) -> str:
     """Return a node's label in a reason: its operator and its name, or the name of its first output."""
     own = f"{node.domain}.{node.op_type}" if node.domain not in ("", operators.DOMAIN) else node.op_type
@@ -318,9 +297,7 @@ def _apply(found: Operator, node: Node) -> Sequence[Value]:
     others = [
         value for at, value in enumerate(node.inputs) if value is not None and at not in found.shape_inputs
     ]
-    depends_on_row_count = (
-        [value for value in others if value.depends_on_row_count] if not found.shape_only else []
-    )
+    depends_on_row_count = not found.shape_only and any(value.depends_on_row_count for value in others)
     if depends_on_row_count and any(value.rows for value in others):
         raise MixesRows("makes the rows' values depend on the number of rows in the batch")
     for at, value in enumerate(node.inputs):
@@ -338,19 +315,19 @@ def _apply(found: Operator, node: Node) -> Sequence[Value]:
         raise MixesRows("combines one row with another")
     made = found.rule(node)
     values = [made] * node.outputs if isinstance(made, Value) else made
-    if not found.shape_only and (iterations or picked):
-        values = [
-            value
-            if value.content is not None
-            else replace(value, iterations=value.iterations | iterations, picked=value.picked.union(*picked))
-            for value in values
-        ]
-    if depends_on_row_count:
-        values = [
-            value if value.content is not None else replace(value, depends_on_row_count=True)
-            for value in values
-        ]
-    return values
+    if found.shape_only:
+        return values
+    return [
+        value
+        if value.content is not None
+        else replace(
+            value,
+            depends_on_row_count=value.depends_on_row_count or depends_on_row_count,
+            iterations=value.iterations | iterations,
+            picked=value.picked.union(*picked),
+        )
+        for value in values
+    ]
 
 
 def _checked(value: Value) -> Value:

@@ -51,7 +51,7 @@ def read_model(path: Path) -> onnx.ModelProto:
 @lru_cache(maxsize=1)
 def _read(path: Path, _inode: int, _modified: int, size: int) -> onnx.ModelProto:
     model = _parsed(path, size)
-    for tensor in _tensors(model):
+    for tensor in tensors_in(model):
         if external_data_helper.uses_external_data(tensor):
             _read_if_small(tensor, path.parent)
     return model
@@ -68,7 +68,7 @@ def external_files(path: Path) -> frozenset[str]:
         return frozenset()
     return frozenset(
         entry.value
-        for tensor in _tensors(model)
+        for tensor in tensors_in(model)
         if external_data_helper.uses_external_data(tensor)
         for entry in tensor.external_data
         if entry.key == "location"
@@ -117,7 +117,7 @@ def operator_types(path: Path) -> frozenset[str]:
     except UnreadableModel:
         return frozenset()
     graphs = (model.graph.node, *(function.node for function in model.functions))
-    return frozenset(node.op_type for nodes in graphs for node in _all_nodes(nodes))
+    return frozenset(node.op_type for nodes in graphs for node in all_nodes(nodes))
 
 
 def tensors_of_unknown_rank(path: Path) -> frozenset[str]:
@@ -141,17 +141,19 @@ def graphs_in(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
-def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes, and those of the graphs inside them."""
     for node in nodes:
         yield node
         for graph in graphs_in(node):
-            yield from _all_nodes(graph.node)
+            yield from all_nodes(graph.node)
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def tensors_in(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield the initializers and the constants of a model."""
     yield from model.graph.initializer
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
-        for node in _all_nodes(nodes):
+        for node in all_nodes(nodes):
             yield from (attribute.t for attribute in node.attribute if attribute.HasField("t"))
             for graph in graphs_in(node):
                 yield from graph.initializer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tensorferry.server.onnx.graph.sizes import Product, Size, unknown
 from tensorferry.server.onnx.graph.values import Content, UnknownEffect, Value
@@ -40,7 +40,7 @@ class Node:
     inputs: Sequence[Value | None]
     outputs: int
     attributes: Mapping[str, Any]
-    label: str = ""
+    label: str
 
     def has(self, index: int) -> bool:
         """Whether the input is given."""
@@ -110,6 +110,7 @@ class Node:
 
 
 Rule = Callable[[Node], Value | Sequence[Value]]
+_Rule = TypeVar("_Rule", bound=Rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +133,10 @@ class Operator:
 _TABLE: dict[tuple[str, str], Operator] = {}
 
 
-def operator(names: str, domain: str = DOMAIN, **facts: Any) -> Callable[[Rule], Rule]:
+def operator(names: str, domain: str = DOMAIN, **facts: Any) -> Callable[[_Rule], _Rule]:
     """Register a function as the rule of the named operators; `facts` are fields of `Operator`."""
 
-    def enter(rule: Rule) -> Rule:
+    def enter(rule: _Rule) -> _Rule:
         _TABLE.update(dict.fromkeys([(domain, name) for name in names.split()], Operator(rule, **facts)))
         return rule
 

@@ -129,18 +129,15 @@ def of_content(content: Content) -> Value:
 
 def vector_of(numbers: Iterable[Size]) -> Content:
     """Return a vector of sizes as the content of a tensor."""
-    listed = list(numbers)
-    array = np.empty(len(listed), object)
-    array[:] = listed
-    return array
+    return np.array(list(numbers), object)
 
 
-def merged_problems(found_problems: Iterable[RowProblems | None]) -> RowProblems:
-    """Return all reasons, each once."""
+def merged_problems(found_problems: Iterable[RowProblems | None]) -> RowProblems | None:
+    """Return all reasons, each once; None if there are none."""
     mixes: dict[str, None] = {}
     unknown: dict[str, None] = {}
     for problems in found_problems:
         if problems is not None:
             mixes.update(dict.fromkeys(problems.mixes))
             unknown.update(dict.fromkeys(problems.unknown))
-    return RowProblems(tuple(mixes)[:_REASONS], tuple(unknown)[:_REASONS])
+    return RowProblems(tuple(mixes)[:_REASONS], tuple(unknown)[:_REASONS]) if mixes or unknown else None

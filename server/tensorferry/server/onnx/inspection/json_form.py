@@ -8,6 +8,7 @@ from typing import Any
 from tensorferry.server.onnx.inspection.inspection import Inspection
 from tensorferry.server.onnx.measuring.batch_sizes import BEST_RULE, within
 from tensorferry.server.onnx.measuring.batch_times import BatchTime
+from tensorferry.server.onnx.measuring.core_layouts import better_layout
 from tensorferry.server.onnx.measuring.measurements import Measurements
 from tensorferry.server.signature import TensorSpec
 
@@ -71,7 +72,7 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _measured(measured: Measurements) -> dict[str, Any]:
-    better = measured.better_layout
+    better = better_layout(measured.layouts)
     return {
         "device": measured.devices[0] if measured.devices else "",
         **_fields(measured, ("memory", "loaded_bytes", "lengths", "padding_waste")),

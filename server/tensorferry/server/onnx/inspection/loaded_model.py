@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tensorferry.server.errors import ModelFailedError, StepFailedError
 from tensorferry.server.models.lifecycle.registry import Model
-from tensorferry.server.onnx.measuring.batch_times import BatchTime, UnknownMemory, time_batches
+from tensorferry.server.onnx.measuring.batch_times import BatchTime, time_batches
 from tensorferry.server.onnx.measuring.measurements import Measurements, lengths_of
 from tensorferry.server.runtime.checks.sampling import Array, random_inputs, working_size
 
@@ -37,7 +37,7 @@ def measure_model(
         lambda rows: random_inputs(model.signature, rows, size, sizes=lengths),
         [rows for rows in sizes if rows <= max(1, model.max_batch_size)],
         batches.append,
-        memory=UnknownMemory(),
+        memory=None,
         seconds=seconds,
     )
     used = lengths_of(model.signature, size, lengths)

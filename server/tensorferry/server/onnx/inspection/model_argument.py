@@ -89,7 +89,7 @@ def loaded_models(
     """
     registry = ModelRegistry()
     devices = {config.device: choose_device(config.device)}
-    context = LoadContext(config, devices, get_model=registry.get, step_model=registry.step_model)
+    context = LoadContext(config, devices, registry=registry)
     with ExitStack() as loaded:
         for source in sources:
             model = load_model(source, context)

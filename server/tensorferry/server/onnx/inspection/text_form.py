@@ -9,7 +9,7 @@ from tensorferry.server.names import printable
 from tensorferry.server.onnx.inspection.inspection import Inspection
 from tensorferry.server.onnx.measuring.batch_sizes import BEST_RULE, within
 from tensorferry.server.onnx.measuring.batch_times import BatchTime
-from tensorferry.server.onnx.measuring.core_layouts import LAYOUT_RULE, LayoutTime
+from tensorferry.server.onnx.measuring.core_layouts import LAYOUT_RULE, LayoutTime, better_layout
 from tensorferry.server.onnx.measuring.measurements import Measurements
 from tensorferry.server.signature import TensorSpec
 
@@ -137,7 +137,7 @@ def _advice(found: Inspection, bounds: Sequence[float]) -> Iterator[str]:
 def _layouts(measured: Measurements) -> Iterator[str]:
     if not measured.layouts:
         return
-    one, better = measured.layouts[0], measured.better_layout
+    one, better = measured.layouts[0], better_layout(measured.layouts)
     if better is None:
         text = (
             f"one session of {one.threads} threads, the default; no other layout carries {LAYOUT_RULE} more"

@@ -19,7 +19,7 @@ class ChosenLayout:
     """The layout of a model file on this machine's cores. Empty `layouts`: there is nothing to choose."""
 
     cache: CheckCache
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[Layout, ...]
 
     @property
     def open(self) -> bool:

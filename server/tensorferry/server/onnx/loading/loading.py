@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from tensorferry.batcher import Padding, StagedModel
@@ -23,13 +22,13 @@ from tensorferry.server.onnx.graph.rules.random_numbers import RANDOM_OPERATORS
 from tensorferry.server.onnx.loading.padding_check import decide_padding, declared_padding
 from tensorferry.server.onnx.loading.preparation import PreparedModel, prepare_model
 from tensorferry.server.onnx.loading.row_padding import RaggedInput, with_default_padding
-from tensorferry.server.onnx.loading.session_factory import SessionFactory, WarmupPlan
+from tensorferry.server.onnx.loading.session_factory import SessionFactory
 from tensorferry.server.onnx.loading.warmup_samples import warmup_samples
 from tensorferry.server.onnx.probes.empty_axes_probe import EmptyAxesProbe, ProbedModel
-from tensorferry.server.python.steps.loaded_step import LoadedStep, StepInstance, WarmupTime
+from tensorferry.server.python.steps.loaded_step import LoadedStep, StepInstance
 from tensorferry.server.runtime.checks.load_budget import LoadBudget
-from tensorferry.server.runtime.checks.sampling import Array, varies, working_size
-from tensorferry.server.runtime.files.fp16 import accuracy_inputs, check_accuracy, model_file
+from tensorferry.server.runtime.checks.sampling import Array, Run, random_inputs, varies, working_size
+from tensorferry.server.runtime.files.fp16 import check_accuracy, model_file
 from tensorferry.server.runtime.files.onnx_file import has_steady_run_time
 from tensorferry.server.runtime.files.op_libraries import OpLibrary, replacing_library
 from tensorferry.server.runtime.host_memory import GrowthCheck, check_fits
@@ -42,15 +41,11 @@ from tensorferry.server.signature import Signature
 
 _log = logging.getLogger("tensorferry.server")
 
-# Rows of a random input that is run in both FP16 and FP32.
-_FP16_CHECK_ROWS = 4
+# Random inputs that are run in both FP16 and FP32, beside the samples of the configuration, and the rows of each.
+_FP16_CHECKS, _FP16_CHECK_ROWS = 3, 4
 
 # Verdicts that a longer comparison could not change.
 _SETTLED = ("proved", "tested")
-
-_NO_RAGGED_INPUTS: Mapping[str, RaggedInput] = MappingProxyType({})
-
-_Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
 def load_onnx_step(
@@ -58,7 +53,7 @@ def load_onnx_step(
     config: ServerConfig,
     device: str,
     watchdog: Watchdog | None,
-    ragged: Mapping[str, RaggedInput] = _NO_RAGGED_INPUTS,
+    ragged: Mapping[str, RaggedInput],
     *,
     moves_axes: bool,
     new_budget: Callable[[], LoadBudget] = LoadBudget,
@@ -76,7 +71,15 @@ def load_onnx_step(
         settings, io_mapping = prepared.settings, prepared.io_mapping
         config = with_default_padding(config, source.name, io_mapping.signature, ragged)
         loaded = _load_sessions(source, config, prepared)
-        probe = EmptyAxesProbe(_probed_model(source, prepared), prepared.cache, scratch.pop_all())
+        probed = ProbedModel(
+            source.name,
+            prepared.file.path,
+            settings.ort_options,
+            io_mapping,
+            settings.max_batch_size,
+            prepared.working_size,
+        )
+        probe = EmptyAxesProbe(probed, prepared.cache, scratch.pop_all())
     load_seconds = time.monotonic() - started
     _log.info(
         "model %s version %s loaded from %s on %s in %.2f s: its session took %.2f s, checks and warm-up %.2f s%s",
@@ -116,9 +119,7 @@ def load_onnx_step(
         make_instance=make_instance,
         run_seconds=prepared.run_seconds,
         # Without fixed shapes, a run's time depends on more than the rows.
-        warmup=()
-        if varies(io_mapping.signature)
-        else tuple(WarmupTime(rows, seconds) for rows, seconds in sorted(prepared.run_seconds.items())),
+        warmup={} if varies(io_mapping.signature) else prepared.run_seconds,
         padding=loaded.padding,
         empty_axes=probe.found,
         steady="cpu" in settings.devices
@@ -142,17 +143,6 @@ def _impurity(path: Path, libraries: Sequence[OpLibrary]) -> str:
     return ""
 
 
-def _probed_model(source: ModelSource, prepared: PreparedModel) -> ProbedModel:
-    return ProbedModel(
-        name=source.name,
-        path=prepared.file.path,
-        ort_options=prepared.settings.ort_options,
-        io_mapping=prepared.io_mapping,
-        max_batch_size=prepared.settings.max_batch_size,
-        working_size=prepared.working_size,
-    )
-
-
 class _LoadedSessions(NamedTuple):
     """A model's sessions.
 
@@ -168,9 +158,7 @@ class _LoadedSessions(NamedTuple):
 
 def _load_sessions(source: ModelSource, config: ServerConfig, prepared: PreparedModel) -> _LoadedSessions:
     settings, signature = prepared.settings, prepared.io_mapping.signature
-    samples, warnings = warmup_samples(prepared.config, signature, source.directory)
-    for warning in warnings:
-        _log.warning("%s", warning)
+    samples = warmup_samples(prepared.config, signature, source.directory)
     declared = declared_padding(prepared, config)
     _check_batches_fit(source.name, settings.max_batch_size, config.max_queue_size, signature)
     set_load_stage("checking padding")
@@ -182,8 +170,15 @@ def _load_sessions(source: ModelSource, config: ServerConfig, prepared: Prepared
         axis, lengths = config.pad_lengths
         padded_sizes = [{axis: length} for length in lengths]
         batching += f", padded along {axis!r} to {', '.join(map(str, lengths))}"
-    plan = WarmupPlan(samples, prepared.working_size, padded_sizes, config.max_queue_size)
-    factory = SessionFactory(source, prepared.io_mapping, settings, plan)
+    factory = SessionFactory(
+        source,
+        prepared.io_mapping,
+        settings,
+        samples,
+        prepared.working_size,
+        padded_sizes,
+        config.max_queue_size,
+    )
     sessions = [prepared.session]
     # Each instance has its own copy of the weights.
     memory = GrowthCheck()
@@ -229,7 +224,7 @@ def _check_batches_fit(name: str, max_batch_size: int, most: int, signature: Sig
 def _check_fp16(
     name: str,
     prepared: PreparedModel,
-    run: _Run,
+    run: Run,
     sizes: Mapping[str, int],
     samples: Sequence[Mapping[str, Array]],
     fp16: Fp16,
@@ -252,7 +247,9 @@ def _check_fp16(
         # A model that runs only in FP32 is reported by the check.
         size, _ = working_size(signature, in_fp32)
     rows = min(_FP16_CHECK_ROWS, max(1, prepared.settings.max_batch_size))
-    inputs = accuracy_inputs(signature, rows, size, sizes, samples)
+    inputs = [*samples]
+    if size is not None:
+        inputs += [random_inputs(signature, rows, size, seed, sizes) for seed in range(_FP16_CHECKS)]
     check_accuracy(name, signature, run, in_fp32, inputs, fp16.tolerance)
 
 

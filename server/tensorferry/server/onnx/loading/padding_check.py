@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorferry.batcher import Padding, PadInput, batch_inference
-from tensorferry.protos.tensors import Datatype
+from tensorferry.protos.tensors import DATATYPES, Datatype, TensorError, from_numbers
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
@@ -94,7 +94,7 @@ def _value(spec: TensorSpec, text: str) -> Any:
         return spec.element(text)
     try:
         return _parse(spec.datatype, text)
-    except (KeyError, ValueError, OverflowError):
+    except (KeyError, ValueError, OverflowError, TensorError):
         raise StartError(
             f"--pad-values gives {text!r} for the input {spec.name!r}; it must be a value of {spec.datatype.name}"
         ) from None
@@ -103,16 +103,9 @@ def _value(spec: TensorSpec, text: str) -> Any:
 def _parse(datatype: Datatype, text: str) -> Any:
     if datatype.name == "BOOL":
         return {"0": False, "false": False, "1": True, "true": True}[text.lower()]
-    kind = np.dtype("<f4") if datatype.name == "BF16" else datatype.storage
-    if kind.kind == "f":
-        with np.errstate(over="ignore"):
-            value = kind.type(float(text))
-        if np.isinf(value) and not np.isinf(float(text)):
-            raise OverflowError
-        return array_of_floats(value, datatype) if datatype.name == "BF16" else value
-    if not np.iinfo(kind).min <= int(text) <= np.iinfo(kind).max:
-        raise OverflowError
-    return kind.type(int(text))
+    if datatype.name == "BF16":
+        return array_of_floats(from_numbers(float(text), DATATYPES["FP32"]), datatype)
+    return from_numbers(int(text) if datatype.storage.kind in "iu" else float(text), datatype)[()]
 
 
 def _unchanged(floats: Array, position: int) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -14,39 +14,30 @@ from tensorferry.server.models.config_pbtxt.io_mapping import IoMapping
 from tensorferry.server.models.config_pbtxt.settings import ModelSettings
 from tensorferry.server.observability.logs.load_progress import set_load_stage
 from tensorferry.server.onnx.loading.warmup_samples import WarmupSample
-from tensorferry.server.runtime.checks.sampling import Array, random_inputs
+from tensorferry.server.runtime.checks.sampling import Run, random_inputs
 from tensorferry.server.runtime.files.fp16 import ModelFile, model_file
 from tensorferry.server.runtime.gpu.cuda_graphs import shapes_to_capture
 from tensorferry.server.runtime.session import Session
 
 _log = logging.getLogger("tensorferry.server")
 
-_Run = Callable[[Mapping[str, Array]], dict[str, Array]]
-
 
 @dataclass(frozen=True, slots=True)
-class WarmupPlan:
-    """Warm-up runs of a session.
+class SessionFactory:
+    """Makes sessions of a model, and warms them up. It exists as long as the model, so it holds no session.
 
     `samples` are those of the model's configuration. `working_size` is as in `PreparedModel`. `padded_sizes` has the
     axis sizes of each padded length, or one empty mapping without padding. No batch has more than `max_rows`, because
     the queue holds no more rows.
     """
 
+    source: ModelSource
+    io_mapping: IoMapping
+    settings: ModelSettings
     samples: Sequence[WarmupSample]
     working_size: int | None
     padded_sizes: Sequence[Mapping[str, int]]
     max_rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class SessionFactory:
-    """Makes sessions of a model. It exists as long as the model, so it holds no session."""
-
-    source: ModelSource
-    io_mapping: IoMapping
-    settings: ModelSettings
-    warmup: WarmupPlan
 
     def session(self, file: ModelFile, device: str) -> Session:
         """Return a new session of the model's file on a device. StartError if that fails."""
@@ -67,7 +58,7 @@ class SessionFactory:
             return []
         try:
             batch_shapes = shapes_to_capture(
-                graphs, session.signature, settings.max_batch_size, self.warmup.padded_sizes
+                graphs, session.signature, settings.max_batch_size, self.padded_sizes
             )
         except StartError as error:
             session.go_without_graphs(str(error))
@@ -83,11 +74,11 @@ class SessionFactory:
         """Run the samples and, unless a row `ran`, a row; return whether it ran. With TensorRT, run all sizes."""
         run = self.io_mapping.runner(session.run)
         self._run_samples(run)
-        most = min(max(1, self.settings.max_batch_size), self.warmup.max_rows)
+        most = min(max(1, self.settings.max_batch_size), self.max_rows)
         if session.builds_engines:
             # Otherwise the first requests of a size would wait for its engine.
-            return all(self._runs(run, powers_of_two(most), sizes) for sizes in self.warmup.padded_sizes)
-        return ran or self._runs(run, (1,), self.warmup.padded_sizes[0])
+            return all(self._runs(run, powers_of_two(most), sizes) for sizes in self.padded_sizes)
+        return ran or self._runs(run, (1,), self.padded_sizes[0])
 
     def rebuild(self, device: str, *, runs: bool) -> Session:
         """Return a new session with captured graphs, warmed up; raise StartError if that fails.
@@ -103,9 +94,9 @@ class SessionFactory:
             raise StartError(f"model {self.source.name!r} no longer runs on {device}")
         return session
 
-    def _run_samples(self, run: _Run) -> None:
+    def _run_samples(self, run: Run) -> None:
         """Run the samples of the model's configuration; raise StartError if one fails."""
-        for sample in self.warmup.samples:
+        for sample in self.samples:
             for _ in range(sample.count):
                 try:
                     run(sample.inputs)
@@ -114,12 +105,12 @@ class SessionFactory:
                         f"model {self.source.name!r}: failed to run warmup sample {sample.name!r}: {error}"
                     ) from error
 
-    def _runs(self, run: _Run, sizes: Sequence[int], axes: Mapping[str, int]) -> bool:
+    def _runs(self, run: Run, sizes: Sequence[int], axes: Mapping[str, int]) -> bool:
         """Run batches of random rows, until one fails, as such rows may; return whether one ran.
 
         `axes` has the sizes of other dynamic axes, as in `random_inputs`.
         """
-        size, signature = self.warmup.working_size, self.io_mapping.signature
+        size, signature = self.working_size, self.io_mapping.signature
         if size is None:
             return False
         for rows in sizes:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tensorferry.protos.model_config_pb2 import DataType, ModelConfig, ModelWarmup
 from tensorferry.protos.tensors import TensorError, decode_raw
 from tensorferry.server.errors import ModelConfigError, StartError
 from tensorferry.server.models.config_pbtxt.pbtxt import type_name
-from tensorferry.server.runtime.checks.sampling import random_array
+from tensorferry.server.runtime.checks.sampling import Array, random_array
 from tensorferry.server.runtime.host_memory import check_fits
 from tensorferry.server.signature import Signature, TensorSpec
 
-Array = npt.NDArray[Any]
+_log = logging.getLogger("tensorferry.server")
 
 # Most runs of all samples together, because other models wait to be loaded meanwhile.
 _MOST_RUNS = 1000
@@ -36,14 +35,12 @@ class WarmupSample:
     inputs: Mapping[str, Array]
 
 
-def warmup_samples(
-    config: ModelConfig, signature: Signature, directory: Path | None
-) -> tuple[list[WarmupSample], list[str]]:
-    """Return the samples of a completed configuration, and warnings about samples that are left out.
+def warmup_samples(config: ModelConfig, signature: Signature, directory: Path | None) -> list[WarmupSample]:
+    """Return the samples of a completed configuration; log a warning about each that is left out.
 
     Files are read from `directory`, the model's. ModelConfigError names the sample and the invalid input.
     """
-    samples, warnings = [], []
+    samples = []
     runs = sum(max(1, given.count) for given in config.model_warmup)
     if runs > _MOST_RUNS:
         raise ModelConfigError(
@@ -52,9 +49,10 @@ def warmup_samples(
     for index, given in enumerate(config.model_warmup):
         name = given.name or f"number {index + 1}"
         if given.batch_size == 0:
-            warnings.append(
-                f"the warm-up sample {name!r} of model {config.name!r} has batch_size 0 and is left out, as in Triton: "
-                "set it to at least 1"
+            _log.warning(
+                "the warm-up sample %r of model %r has batch_size 0 and is left out, as in Triton: set it to at least 1",
+                name,
+                config.name,
             )
             continue
         try:
@@ -62,7 +60,7 @@ def warmup_samples(
         except StartError as error:
             raise ModelConfigError(f"model_warmup {name!r} of model {config.name!r}: {error}") from None
         samples.append(WarmupSample(name, max(1, given.count), inputs))
-    return samples, warnings
+    return samples
 
 
 def _inputs(

@@ -6,10 +6,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from tensorferry.server.errors import ModelFailedError, StartError
-from tensorferry.server.runtime.checks.sampling import Array
+from tensorferry.server.runtime.checks.sampling import Array, Run
 from tensorferry.server.runtime.host_memory import GrowthCheck
 from tensorferry.server.runtime.ort import ort_message
 
@@ -58,24 +58,13 @@ class MemoryGrowth(Protocol):
         """Return the growth; None if it cannot be read."""
 
 
-class UnknownMemory:
-    """The memory of a model whose memory is not measured."""
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def bytes(self) -> int | None:
-        """Return None."""
-        return None
-
-
 def time_batches(
-    run: Callable[[Mapping[str, Array]], Any],
+    run: Run,
     inputs_of: Callable[[int], Mapping[str, Array]],
     sizes: Sequence[int],
     measured: Callable[[BatchTime], None],
     *,
-    memory: MemoryGrowth,
+    memory: MemoryGrowth | None,
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> str:
@@ -95,20 +84,19 @@ def time_batches(
                 return f"a batch of {rows} rows takes about {expected:.1f} s, and all sizes may take {seconds:g} s"
         try:
             room.check(f"a batch of {rows} rows", "give smaller --sizes")
-            memory.start()
+            if memory is not None:
+                memory.start()
             median, runs = _timed(run, inputs_of(rows), clock)
         except (ModelFailedError, StartError) as error:
             # The error is for clients; its cause has more.
             reason = ort_message(error.__cause__) if isinstance(error.__cause__, Exception) else str(error)
             return f"a batch of {rows} rows: {reason}"
-        last = BatchTime(rows, median, runs, memory.bytes())
+        last = BatchTime(rows, median, runs, None if memory is None else memory.bytes())
         measured(last)
     return ""
 
 
-def _timed(
-    run: Callable[[Mapping[str, Array]], Any], inputs: Mapping[str, Array], clock: Callable[[], float]
-) -> tuple[float, int]:
+def _timed(run: Run, inputs: Mapping[str, Array], clock: Callable[[], float]) -> tuple[float, int]:
     """Return the median of several runs, and their number."""
 
     def one_run() -> float:

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
-from tensorferry.server.runtime.checks.sampling import Array
+from tensorferry.server.runtime.checks.sampling import Array, Run
 
 # Each session has its own copy of the weights.
 _MOST_SESSIONS = 8
@@ -21,8 +20,6 @@ _RUNS_ALONE = 3
 # A layout is better than one session if it carries more by this factor, because a row alone takes longer in it.
 _WORTH = 1.1
 LAYOUT_RULE = "10 %"
-
-_Run = Callable[[Mapping[str, Array]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,7 @@ def layouts_of(cores: int) -> tuple[Layout, ...]:
 
 def time_layouts(
     layouts: Sequence[Layout],
-    runs_of: Callable[[Layout], Sequence[_Run]],
+    runs_of: Callable[[Layout], Sequence[Run]],
     rows: int,
     inputs_of: Callable[[int], Mapping[str, Array]],
     may_go_on: Callable[[], bool],
@@ -93,7 +90,7 @@ def better_layout(times: Sequence[LayoutTime]) -> LayoutTime | None:
 
 
 def _time_layout(
-    runs: Sequence[_Run],
+    runs: Sequence[Run],
     rows: int,
     batch: Mapping[str, Array],
     one: Mapping[str, Array],
@@ -110,7 +107,7 @@ def _time_layout(
         runs[0](one)
         alone.append(clock() - began)
 
-    def rate(run: _Run) -> float:
+    def rate(run: Run) -> float:
         done, began = 0, clock()
         while (took := clock() - began) < _LEAST_SECONDS or done < _LEAST_BATCHES:
             run(batch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensorferry.server.onnx.measuring.batch_times import BatchTime
-from tensorferry.server.onnx.measuring.core_layouts import LayoutTime, better_layout
+from tensorferry.server.onnx.measuring.core_layouts import LayoutTime
 from tensorferry.server.onnx.measuring.measuring_child import LATE, LOAD_SECONDS, MeasuredModel, measure
 from tensorferry.server.processes.child import Child, Outcome, run_in_child
 from tensorferry.server.signature import Signature
@@ -32,11 +32,6 @@ class Measurements:
     lengths: Mapping[str, int] = field(default_factory=dict)
     layouts: tuple[LayoutTime, ...] = ()
     padding_waste: float | None = None
-
-    @property
-    def better_layout(self) -> LayoutTime | None:
-        """The layout that carries clearly more rows than one session; None if none does."""
-        return better_layout(self.layouts)
 
 
 def lengths_of(signature: Signature, size: int, lengths: Mapping[str, int]) -> dict[str, int]:

@@ -10,17 +10,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tensorferry.server.errors import ServerError, StartError
 from tensorferry.server.models.config_pbtxt.io_mapping import IoMapping
-from tensorferry.server.onnx.measuring.core_layouts import Layout
+from tensorferry.server.onnx.measuring.batch_sizes import best_size
+from tensorferry.server.onnx.measuring.batch_times import BatchTime, time_batches
+from tensorferry.server.onnx.measuring.core_layouts import Layout, time_layouts
+from tensorferry.server.onnx.measuring.memory_growth import GpuMemory, ResidentMemory
+from tensorferry.server.runtime.checks.sampling import Array, random_inputs
+from tensorferry.server.runtime.devices import preload_libraries
 from tensorferry.server.runtime.files.fp16 import ModelFile
+from tensorferry.server.runtime.gpu.gpu_readings import open_nvml
+from tensorferry.server.runtime.host_memory import GrowthCheck, resident_bytes
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.system import malloc
-
-if TYPE_CHECKING:
-    from tensorferry.server.onnx.measuring.batch_times import BatchTime
-    from tensorferry.server.runtime.checks.sampling import Array
 
 # Time limit for loading the model.
 LOAD_SECONDS = 300
@@ -51,14 +55,6 @@ class MeasuredModel:
 
 def measure(model: MeasuredModel, send: Callable[[Mapping[str, Any]], None]) -> None:
     """Measure the batches, and send what loading took, each size, why larger ones are missing, and each layout."""
-    # Imported here, because the parent imports this module for its records.
-    from tensorferry.server.onnx.measuring.batch_times import UnknownMemory, time_batches
-    from tensorferry.server.onnx.measuring.memory_growth import GpuMemory, ResidentMemory
-    from tensorferry.server.runtime.checks.sampling import random_inputs
-    from tensorferry.server.runtime.devices import preload_libraries
-    from tensorferry.server.runtime.gpu.gpu_readings import open_nvml
-    from tensorferry.server.runtime.host_memory import resident_bytes
-
     if model.background:
         os.nice(19)
     malloc.reuse_large_buffers()
@@ -69,13 +65,12 @@ def measure(model: MeasuredModel, send: Callable[[Mapping[str, Any]], None]) -> 
     before = resident_bytes()
     session = model.file.session(model.device, model.ort_options)
     loaded = resident_bytes() - before
-    memory: ResidentMemory | GpuMemory | UnknownMemory
+    memory: ResidentMemory | GpuMemory | None = None
     if model.device == "cpu":
         memory = ResidentMemory()
-    else:
-        memory = UnknownMemory() if gpu is None else GpuMemory(gpu, model.device)
-    what = "" if isinstance(memory, UnknownMemory) else memory.what
-    send({"loaded_bytes": loaded, "memory": what})
+    elif gpu is not None:
+        memory = GpuMemory(gpu, model.device)
+    send({"loaded_bytes": loaded, "memory": "" if memory is None else memory.what})
     signature = model.io_mapping.signature
     began = time.monotonic()
     times: list[BatchTime] = []
@@ -108,11 +103,6 @@ def _measure_layouts(
     may_go_on: Callable[[], bool],
     send: Callable[[Mapping[str, Any]], None],
 ) -> None:
-    from tensorferry.server.errors import ServerError, StartError
-    from tensorferry.server.onnx.measuring.batch_sizes import best_size
-    from tensorferry.server.onnx.measuring.core_layouts import time_layouts
-    from tensorferry.server.runtime.host_memory import GrowthCheck
-
     room = GrowthCheck()
 
     def runs_of(layout: Layout) -> list[Callable[[Mapping[str, Array]], Any]]:

@@ -83,16 +83,13 @@ class EmptyAxesProbe:
         if model.working_size is None:
             axes = []
         self._runs = {each: _probe_runs(model, each) for each in axes}
+        self._conditions = list(self._runs.values())
         self.found = EmptyAxes(_decode(cache.get("empty-axes", self._conditions), axes) if axes else {})
         # Guards _child and _closed, so that no child lives on after `close`. No waiting while it is held.
         self._lock = threading.Lock()
         self._child: Child | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
-
-    @property
-    def _conditions(self) -> object:
-        return list(self._runs.values())
 
     def start(self) -> None:
         """Start the thread, if there is something to probe."""

@@ -21,8 +21,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from tensorferry.server.onnx.graph.analysis import RowMixing, analysis_of
+from tensorferry.server.onnx.graph.bodies import Scope
 from tensorferry.server.onnx.graph.control_flow import captured_names
-from tensorferry.server.onnx.graph.graph_walk import GraphWalk, Scope
+from tensorferry.server.onnx.graph.graph_walk import GraphWalk
 from tensorferry.server.onnx.graph.model_file import (
     UnreadableModel,
     external_files,
@@ -186,17 +187,15 @@ def _move(graph: onnx.GraphProto, value: onnx.ValueInfoProto, moved: MovedAxis, 
     if len(sizes) != rank:
         sizes = [onnx.TensorShapeProto.Dimension() for _ in range(rank)]
     del dims[:]
-    dims.extend([sizes[axis], *sizes[:axis], *sizes[axis + 1 :]])
-    others = [at for at in range(rank) if at != axis]
+    first = [axis, *(at for at in range(rank) if at != axis)]
+    dims.extend(sizes[at] for at in first)
     inner = f"{value.name}:inner"
     _rename(graph.node, value.name, inner)
     if is_input:
-        order = [*range(1, axis + 1), 0, *range(axis + 1, rank)]
-        graph.node.insert(0, helper.make_node("Transpose", [value.name], [inner], perm=order, name=inner))
+        back = np.argsort(first).tolist()
+        graph.node.insert(0, helper.make_node("Transpose", [value.name], [inner], perm=back, name=inner))
     else:
-        graph.node.append(
-            helper.make_node("Transpose", [inner], [value.name], perm=[axis, *others], name=inner)
-        )
+        graph.node.append(helper.make_node("Transpose", [inner], [value.name], perm=first, name=inner))
 
 
 def _rename(nodes: Iterable[onnx.NodeProto], old: str, new: str) -> None:

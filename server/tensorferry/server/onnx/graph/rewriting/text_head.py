@@ -45,25 +45,24 @@ class NoHead(ValueError):
 
 def add_head(model: onnx.ModelProto, head: TextHead) -> None:
     """Add a head to a model in place. Its outputs, which `HEAD_OUTPUTS` names, replace those of the model. NoHead."""
-    if head.task == EMBEDDING:
-        output = _output(model, head, 2 if head.pooling is None else 3)
-    else:
-        output = _output(model, head, 2)
+    output = _output(model, head, 3 if head.task == EMBEDDING and head.pooling is not None else 2)
     graph = _Graph(model, head.mask)
     made = graph.as_float(output)
     size = output.type.tensor_type.shape.dim[-1]
     if head.task == EMBEDDING:
         made = graph.pooled(made, head.pooling)
         if head.normalize:
-            length = graph.reduced("ReduceL2", made, _L2_AXES, keepdims=1)
-            made = graph.node("Div", made, graph.node("Max", length, graph.number(_LEAST_LENGTH)))
+            length = graph.along("ReduceL2", _L2_AXES, made, keepdims=1)
+            made = graph.node(
+                "Div", made, graph.node("Max", length, graph.constant(_LEAST_LENGTH, np.float32))
+            )
         outputs = [graph.output(VECTOR, made, onnx.TensorProto.FLOAT, size)]
     elif head.task == RERANK:
         if size.HasField("dim_value") and size.dim_value != 1:
             raise NoHead(
                 f"output {output.name!r} has {size.dim_value} logits for each text, but a reranker has one; declare a classifier"
             )
-        logit = graph.node("Gather", made, graph.constant(np.array(0, np.int64)), axis=1)
+        logit = graph.node("Gather", made, graph.constant(0), axis=1)
         outputs = [
             graph.output(SCORE, graph.node("Sigmoid", logit), onnx.TensorProto.FLOAT),
             graph.output(LOGIT, logit, onnx.TensorProto.FLOAT),
@@ -75,7 +74,7 @@ def add_head(model: onnx.ModelProto, head: TextHead) -> None:
             graph.output(SCORES, scores, onnx.TensorProto.FLOAT, size),
             graph.output(LOGITS, made, onnx.TensorProto.FLOAT, size),
         ]
-    tokens = graph.reduced("ReduceSum", graph.mask, _SUM_AXES, keepdims=0)
+    tokens = graph.along("ReduceSum", _SUM_AXES, graph.mask, keepdims=0)
     outputs.append(graph.output(TOKENS, tokens, onnx.TensorProto.INT64))
     del model.graph.output[:]
     model.graph.output.extend(outputs)
@@ -163,23 +162,17 @@ class _Graph:
         self._graph.node.append(helper.make_node(operator, list(inputs), [output], name=output, **attributes))
         return output
 
-    def constant(self, value: npt.NDArray[Any]) -> str:
+    def constant(self, value: npt.ArrayLike, kind: npt.DTypeLike = np.int64) -> str:
         self._count += 1
         name = f"tensorferry.constant_{self._count}"
-        self._graph.initializer.append(numpy_helper.from_array(value, name))
+        self._graph.initializer.append(numpy_helper.from_array(np.array(value, kind), name))
         return name
-
-    def number(self, value: float) -> str:
-        return self.constant(np.array(value, np.float32))
 
     def along(self, operator: str, since: int, value: str, **attributes: Any) -> str:
         """Add a node with axis 1, which is an input `since` a version of the operator set."""
         if self._opset >= since:
-            return self.node(operator, value, self.constant(np.array([1], np.int64)), **attributes)
+            return self.node(operator, value, self.constant([1]), **attributes)
         return self.node(operator, value, axes=[1], **attributes)
-
-    def reduced(self, operator: str, value: str, since: int, *, keepdims: int) -> str:
-        return self.along(operator, since, value, keepdims=keepdims)
 
     def as_float(self, value: onnx.ValueInfoProto) -> str:
         if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
@@ -191,15 +184,15 @@ class _Graph:
         if pooling is None:
             return vectors
         if pooling == FIRST:
-            return self.node("Gather", vectors, self.constant(np.array(0, np.int64)), axis=1)
+            return self.node("Gather", vectors, self.constant(0), axis=1)
         weights = self.node("Cast", self.mask, to=onnx.TensorProto.FLOAT)
         if pooling == LAST:
             if self._opset < _CUM_SUM:
                 raise NoHead(
                     f"its operator set has version {self._opset}, and the pooling 'last' needs {_CUM_SUM}; export it again"
                 )
-            position = self.node("CumSum", weights, self.constant(np.array(1, np.int64)))
-            total = self.reduced("ReduceSum", weights, _SUM_AXES, keepdims=1)
+            position = self.node("CumSum", weights, self.constant(1))
+            total = self.along("ReduceSum", _SUM_AXES, weights, keepdims=1)
             is_last = self.node("Cast", self.node("Equal", position, total), to=onnx.TensorProto.FLOAT)
             # The padding after the last token has its position.
             weights = self.node("Mul", is_last, weights)
@@ -207,8 +200,8 @@ class _Graph:
         summed = self.along("Squeeze", _SUM_AXES, summed)
         if pooling == LAST:
             return summed
-        count = self.reduced("ReduceSum", weights, _SUM_AXES, keepdims=1)
-        return self.node("Div", summed, self.node("Max", count, self.number(1.0)))
+        count = self.along("ReduceSum", _SUM_AXES, weights, keepdims=1)
+        return self.node("Div", summed, self.node("Max", count, self.constant(1, np.float32)))
 
     def output(self, name: str, value: str, kind: int, size: Any = None) -> onnx.ValueInfoProto:
         """Return an output with one row a text."""

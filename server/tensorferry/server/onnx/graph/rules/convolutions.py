@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tensorferry.server.onnx.graph.operators import MICROSOFT, Node, operator
@@ -18,34 +18,27 @@ from tensorferry.server.onnx.graph.sizes import Size, is_size, product
 from tensorferry.server.onnx.graph.values import MixesRows, RowProblems, UnknownEffect, Value
 
 
-@dataclass(frozen=True, slots=True)
-class Convolution:
-    """The rule of an operator that convolves each row of input 0 with one input; `batched` have a row for each row."""
-
-    weights: int = 1
-    batched: Collection[int] = (0,)
-
-    def __call__(self, node: Node) -> Value:
-        """Return the convolved rows."""
-        rows = rows_on_first_axis(node, self.batched, "convolves over")
-        sizes, kernel = node.shape(0), node.input(self.weights).shape
-        if node.attribute("channels_last", 0):
-            return with_rows(node.fresh_shape(len(sizes)), rows)
-        if kernel is not None and node.operator == "ConvTranspose":
-            channels = product(kernel[1], int(node.attribute("group", 1)))
-            return with_rows((sizes[0], channels, *node.fresh_shape(len(sizes) - 2)), rows)
-        if kernel is None or len(kernel) != len(sizes):
-            return with_rows((sizes[0], *node.fresh_shape(len(sizes) - 1)), rows)
-        return with_rows((sizes[0], kernel[0], *_windows(node, sizes[2:], kernel[2:])), rows)
+@operator("Conv ConvInteger ConvTranspose")
+def convolution(node: Node, weights: int = 1, batched: Collection[int] = (0,)) -> Value:
+    """Convolve each row of input 0 with the input `weights`; `batched` have a row for each row."""
+    rows = rows_on_first_axis(node, batched, "convolves over")
+    sizes, kernel = node.shape(0), node.input(weights).shape
+    if node.attribute("channels_last", 0):
+        return with_rows(node.fresh_shape(len(sizes)), rows)
+    if kernel is not None and node.operator == "ConvTranspose":
+        channels = product(kernel[1], int(node.attribute("group", 1)))
+        return with_rows((sizes[0], channels, *node.fresh_shape(len(sizes) - 2)), rows)
+    if kernel is None or len(kernel) != len(sizes):
+        return with_rows((sizes[0], *node.fresh_shape(len(sizes) - 1)), rows)
+    return with_rows((sizes[0], kernel[0], *_windows(node, sizes[2:], kernel[2:])), rows)
 
 
-operator("Conv ConvInteger ConvTranspose")(Convolution())
-operator("QLinearConv")(Convolution(weights=3))
-operator("QLinearConv", MICROSOFT)(Convolution(weights=3))
+operator("QLinearConv")(partial(convolution, weights=3))
+operator("QLinearConv", MICROSOFT)(partial(convolution, weights=3))
 # Input 2 has the offsets and input 4 the mask of each row.
-operator("DeformConv")(Convolution(batched=(0, 2, 4)))
+operator("DeformConv")(partial(convolution, batched=(0, 2, 4)))
 # Input 3 is added to the result.
-operator("FusedConv", MICROSOFT)(Convolution(batched=(0, 3)))
+operator("FusedConv", MICROSOFT)(partial(convolution, batched=(0, 3)))
 
 
 def _windows(node: Node, sizes: Sequence[Size], kernel: Sequence[Size]) -> list[Size]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from onnx import TensorProto
@@ -21,26 +22,22 @@ from tensorferry.server.onnx.graph.values import (
     of_content,
 )
 
-_OF_ONE = """
+_ELEMENTWISE = """
     Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu
     HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu
     Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu Affine
-    ImageScaler ParametricSoftplus ScaledTanh
-"""
-_OF_SEVERAL = """
+    ImageScaler ParametricSoftplus ScaledTanh Clip
     Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual
     Max Mean Min Mod Mul Or PRelu Pow StringConcat Sub Sum Where Xor
 """
 
-# Before version 7, arithmetic on two tensors had an attribute that says how the second is aligned.
-_ARITHMETIC = ["Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "PRelu", "Pow", "Sub", "Xor"]
 
-
-@operator(f"{_OF_ONE} {_OF_SEVERAL} Clip", row_indices=True)
+@operator(_ELEMENTWISE, row_indices=True)
 @operator("BiasGelu FastGelu Gelu QuickGelu", MICROSOFT)
 def elementwise(node: Node) -> Value:
     """Broadcast all inputs together."""
-    if node.operator in _ARITHMETIC and node.opset < 7 and node.attribute("broadcast"):
+    # Before version 7, arithmetic on two tensors had an attribute that says how the second is aligned.
+    if node.opset < 7 and node.attribute("broadcast"):
         raise UnknownEffect("is aligned by the attributes of an old version")
     content = fold(node)
     if content is not None:
@@ -52,30 +49,23 @@ def elementwise(node: Node) -> Value:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Broadcast:
-    """The rule of an operator that broadcasts only these inputs together. The others must not have rows.
-
-    `ignores`: the others may have rows, because only their datatype matters.
-    """
-
-    inputs: Sequence[int]
-    ignores: bool = False
-
-    def __call__(self, node: Node) -> Value:
-        """Return the output."""
-        if not self.ignores:
-            require_rows_only_in(node, *self.inputs)
-        return broadcast([node.input(index) for index in self.inputs])
+@operator("Binarizer LabelEncoder CategoryMapper", ML)
+@operator("RegexFullMatch BitCast")
+@operator("QLinearSigmoid QLinearLeakyRelu", MICROSOFT)
+def broadcast_inputs(node: Node, inputs: Sequence[int] = (0,)) -> Value:
+    """Broadcast only these inputs together. The others, such as scales and zero points, must not have rows."""
+    require_rows_only_in(node, *inputs)
+    return broadcast([node.input(index) for index in inputs])
 
 
-operator("Binarizer LabelEncoder CategoryMapper", ML)(Broadcast([0]))
-operator("RegexFullMatch BitCast")(Broadcast([0]))
-operator("CastLike")(Broadcast([0], ignores=True))
-# Their other inputs are scales and zero points.
-operator("QLinearSigmoid QLinearLeakyRelu", MICROSOFT)(Broadcast([0]))
-operator("QLinearAdd QLinearMul", MICROSOFT)(Broadcast([0, 3]))
-operator("QLinearWhere", MICROSOFT)(Broadcast([0, 1, 4]))
+operator("QLinearAdd QLinearMul", MICROSOFT)(partial(broadcast_inputs, inputs=(0, 3)))
+operator("QLinearWhere", MICROSOFT)(partial(broadcast_inputs, inputs=(0, 1, 4)))
+
+
+@operator("CastLike")
+def cast_like(node: Node) -> Value:
+    """Convert each element; only the datatype of input 1 matters."""
+    return broadcast([node.input(0)])
 
 
 @operator("Cast", row_indices=True)

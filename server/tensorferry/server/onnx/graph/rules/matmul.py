@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 from tensorferry.server.onnx.graph.operators import MICROSOFT, Node, operator
 from tensorferry.server.onnx.graph.row_axis import (
@@ -20,34 +20,29 @@ from tensorferry.server.onnx.graph.sizes import Size
 from tensorferry.server.onnx.graph.values import MixesRows, RowAxis, UnknownEffect, Value
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixProduct:
-    """The rule of an operator that multiplies input 0 with another one, and may add the input `bias`.
+@operator("MatMul MatMulInteger")
+@operator("MatMulIntegerToFloat FusedMatMul", MICROSOFT)
+def multiply(node: Node, other: int = 1, having_rows: Collection[int] = (0, 1)) -> Value:
+    """Multiply input 0 with another one. The factors are transposed first if the attributes say so.
 
-    Only `with_rows` may have rows. Other inputs are scales and zero points.
+    Only `having_rows` may have rows. Other inputs are scales and zero points.
     """
-
-    other: int = 1
-    with_rows: Collection[int] = (0, 1)
-    bias: int | None = None
-
-    def __call__(self, node: Node) -> Value:
-        """Return the product. The factors are transposed first if the attributes say so."""
-        if node.attribute("transBatchA", 0) or node.attribute("transBatchB", 0):
-            raise UnknownEffect("moves the first axis of its inputs")
-        require_rows_only_in(node, *self.with_rows)
-        found = matrix_product(_factor(node, 0, "transA"), _factor(node, self.other, "transB"))
-        if self.bias is not None and node.has(self.bias):
-            return broadcast([found, node.input(self.bias)])
-        return found
+    if node.attribute("transBatchA", 0) or node.attribute("transBatchB", 0):
+        raise UnknownEffect("moves the first axis of its inputs")
+    require_rows_only_in(node, *having_rows)
+    return matrix_product(_factor(node, 0, "transA"), _factor(node, other, "transB"))
 
 
-operator("MatMul MatMulInteger")(MatrixProduct())
-operator("MatMulIntegerToFloat FusedMatMul", MICROSOFT)(MatrixProduct())
-operator("QLinearMatMul")(MatrixProduct(other=3, with_rows=(0, 3)))
-operator("Gemm")(MatrixProduct(with_rows=(0, 1, 2), bias=2))
-operator("FusedGemm", MICROSOFT)(MatrixProduct(with_rows=(0, 1, 2), bias=2))
-operator("QGemm", MICROSOFT)(MatrixProduct(other=3, with_rows=(0,)))
+operator("QLinearMatMul")(partial(multiply, other=3, having_rows=(0, 3)))
+operator("QGemm", MICROSOFT)(partial(multiply, other=3, having_rows=(0,)))
+
+
+@operator("Gemm")
+@operator("FusedGemm", MICROSOFT)
+def multiply_and_add(node: Node) -> Value:
+    """Multiply two inputs, and add input 2 if it is given."""
+    found = multiply(node, having_rows=(0, 1, 2))
+    return broadcast([found, node.input(2)]) if node.has(2) else found
 
 
 @operator("DynamicQuantizeMatMul", MICROSOFT)

@@ -8,7 +8,6 @@ from tensorferry.server.onnx.graph.operators import MICROSOFT, Node, operator
 from tensorferry.server.onnx.graph.row_axis import (
     on_axis,
     reject_rows_on,
-    require_rows_only_in,
     rows_on_axes,
     rows_on_first_axis,
     with_rows,
@@ -59,7 +58,7 @@ def _check_mask(node: Node, index: int) -> None:
 @operator("Attention")
 def attention(node: Node) -> list[Value]:
     """Compute attention within each row."""
-    rows = rows_on_axes(node, {0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0}, optional=(3,))
+    rows = rows_on_axes(node, dict.fromkeys(range(7), 0), optional=(3,))
     _check_mask(node, 3)
     cache = shaped(node, "0 ? ? ?", rows)
     return [with_rows((*node.shape(0)[:-1], node.fresh()), rows), cache, cache, cache][: node.outputs]
@@ -83,7 +82,6 @@ def fused_attention(node: Node) -> list[Value]:
     """Self-attention; inputs: input, weights, bias, mask, past, bias of the scores."""
     rows = rows_on_axes(node, {0: 0, 3: 0, 4: 1}, optional=(3,))
     _check_mask(node, 5)
-    require_rows_only_in(node, 0, 3, 4, 5)
     if node.has(3) and node.input(3).rows is None and rows is not None:
         raise UnknownEffect("takes a mask that has no rows")
     cache = with_rows((2, node.shape(0)[0], *node.fresh_shape(3)), on_axis(rows, 1))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,28 +22,22 @@ from tensorferry.server.onnx.graph.sizes import Product, product
 from tensorferry.server.onnx.graph.values import Content, MixesRows, UnknownEffect, Value, of_content
 
 
-@dataclass(frozen=True, slots=True)
-class AlongAxes:
-    """The rule of an operator that keeps the shape and computes along axes, where the rows must not be.
+def along_axes(node: Node, how: str, default: Sequence[int], attribute: str = "axis") -> Value:
+    """Keep the shape and compute along axes, where the rows must not be.
 
     The axes are in the attribute or else in input 1; `default` if neither is given.
     """
-
-    how: str
-    default: Sequence[int]
-    attribute: str = "axis"
-
-    def __call__(self, node: Node) -> Value:
-        """Return the output."""
-        if "across_channels" in node.attributes:
-            raise UnknownEffect("is of an old version")
-        reject_rows_on(node.input(0), node.axes(node.integers(self.attribute, 1) or self.default), self.how)
-        return with_rows(node.shape(0), node.input(0).rows)
+    if "across_channels" in node.attributes:
+        raise UnknownEffect("is of an old version")
+    reject_rows_on(node.input(0), node.axes(node.integers(attribute, 1) or default), how)
+    return with_rows(node.shape(0), node.input(0).rows)
 
 
-operator("CumSum CumProd", shape_inputs=(1,))(AlongAxes("adds up along", [0]))
-operator("LpNormalization")(AlongAxes("normalises over", [-1]))
-operator("MeanVarianceNormalization")(AlongAxes("normalises over", [0, 2, 3], "axes"))
+operator("CumSum CumProd", shape_inputs=(1,))(partial(along_axes, how="adds up along", default=[0]))
+operator("LpNormalization")(partial(along_axes, how="normalises over", default=[-1]))
+operator("MeanVarianceNormalization")(
+    partial(along_axes, how="normalises over", default=[0, 2, 3], attribute="axes")
+)
 
 
 @operator(
@@ -79,14 +74,11 @@ def _reduced(node: Node, axes: Collection[int]) -> Value:
 def _of_all(content: Content, name: str) -> Content | None:
     numbers = list(content.flat)
     compute: Mapping[str, Callable[[list[Any]], Any]] = {"ReduceMax": max, "ReduceMin": min, "ReduceSum": sum}
-    result = np.empty((), object)
     if name == "ReduceProd" and all(isinstance(one, (int, Product)) for one in numbers):
-        result[()] = product(*numbers)
-    elif any(isinstance(one, Product) for one in numbers) or not numbers or name not in compute:
+        return np.array(product(*numbers), object)
+    if any(isinstance(one, Product) for one in numbers) or not numbers or name not in compute:
         return None
-    else:
-        result[()] = compute[name](numbers)
-    return result
+    return np.array(compute[name](numbers), object)
 
 
 @operator("Softmax LogSoftmax Hardmax")

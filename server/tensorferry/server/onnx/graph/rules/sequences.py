@@ -47,6 +47,6 @@ def length_of_sequence(node: Node) -> Value:
 
 def _not_analysed(node: Node) -> Value:
     problems = merged_problems(value.problems for value in node.given)
-    if problems.mixes or problems.unknown:
+    if problems is not None:
         return Value(problems=problems)
     raise UnknownEffect(NOT_ANALYSED)

@@ -62,9 +62,7 @@ def shape(node: Node) -> Value:
 @operator("Size", shape_only=True)
 def element_count(node: Node) -> Value:
     """Return the number of elements."""
-    content = np.empty((), object)
-    content[()] = product(*node.shape(0))
-    return of_content(content)
+    return of_content(np.array(product(*node.shape(0)), object))
 
 
 @operator("Transpose")
@@ -203,8 +201,7 @@ def constant_of_shape(node: Node) -> Value:
     if len(sizes) <= 1 and all(isinstance(size, int) and size <= _MOST for size in sizes):
         given = node.attribute("value")
         number = 0.0 if given is None else numpy_helper.to_array(given).reshape(-1)[0].item()
-        content = np.full(tuple(sizes), number, object)
-        return of_content(content)
+        return of_content(np.full(tuple(sizes), number, object))
     return constant_along_axes(tuple(size if is_size(size) else node.fresh(size) for size in sizes))
 
 
