@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.models import mixing, small
-from support.server.rig import PATIENCE, Array
+from support.server.rig import PATIENCE, Array, Load
 
-from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
-from tensorferry.server.models.lifecycle.load_context import LoadContext
-from tensorferry.server.models.lifecycle.loader import load_model
 from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.server.runtime.session import Session
 
-Load = Callable[..., Model]
+Build = Callable[[Path], Path]
 
 X = 'input { name: "x" data_type: TYPE_FP32 dims: 3 }'
 XY = X + 'output { name: "y" data_type: TYPE_FP32 dims: 3 }'
@@ -28,28 +24,15 @@ STATE = 'sequence_batching { state { input_name: "x" output_name: "y" data_type:
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Iterator[Load]:
-    """Load a model of a repository, with a configuration if given. Its batcher is closed after the test."""
-    loaded: list[Model] = []
+def load(load: Load, tmp_path: Path) -> Load:
+    """Load a model of a repository, with a configuration if given."""
 
     def make(
-        text: str | None,
-        build: Callable[[Path], Path] = small.twice,
-        *,
-        repository: bool = True,
-        **options: Any,
+        text: str | None, build: Build = small.twice, *, repository: bool = True, **options: Any
     ) -> Model:
-        home = tmp_path / "m"
-        (home / "1").mkdir(parents=True, exist_ok=True)
-        path = build(home / "1" / "model.onnx")
-        config = parse_config(text, "config.pbtxt") if text is not None else None
-        source = ModelSource("m", path, "1", config, home if repository else None)
-        loaded.append(load_model(source, LoadContext(ServerConfig((source,), **options))))
-        return loaded[-1]
+        return load(build, text, directory=tmp_path / "m" if repository else None, **options)
 
-    yield make
-    for model in loaded:
-        assert model.batcher.close()
+    return make
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -28,13 +28,6 @@ def answers(model: Model) -> list[list[float]]:
     return y
 
 
-def test_a_custom_operator_that_mixes_rows_is_refused(load: Load, tmp_path: Path) -> None:
-    library = custom_operator.library(tmp_path / "mixing.so", compute="minus_mean")
-    model = load(custom_operator.model, custom_ops=(str(library),))
-    assert model.batching_verdict == "refused"
-    assert "output 'y' of a row depends on other rows" in model.batching
-
-
 relu = partial(custom_operator.model, name="Relu", domain="")
 
 

@@ -174,16 +174,6 @@ def test_no_step_keeps_a_state(served: ServedRepository) -> None:
         control.load("e")
 
 
-def test_a_model_with_a_wider_shape_reloads_its_ensemble(served: ServedRepository) -> None:
-    served.write("e", config=CHAIN)
-    control = served.start("*")
-    before = served.registry.get("e")
-    served.write("second", lambda path: small.twice(path, dims=("batch", "n")))
-    control.load("second")
-    assert served.registry.get("e") is not before
-    assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
-
-
 def test_models_without_rows(served: ServedRepository) -> None:
     whole = 'max_batch_size: 0 input { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] } output { name: "y" data_type: TYPE_FP32 dims: [ -1, 3 ] }'
     served.write("first", config=whole)
@@ -249,22 +239,6 @@ def test_unloading_answers_the_requests_that_the_ensemble_has_accepted(
     served.runner.open()
     assert answer.result(PATIENCE).tolist() == (4 * fp32(2, 3)).tolist()
     assert served.control.drain(time.monotonic() + PATIENCE)
-
-
-def test_a_load_that_fails_meanwhile_ends_no_request_that_the_ensemble_has_accepted(
-    served: ServedRepository,
-) -> None:
-    served.write("gated", small.twice)
-    served.write("e", config=ensemble(("gated", "image", "middle"), ("second", "middle", "scores")))
-    control = served.start("e")
-    answer = run_in_thread(served.ask)
-    served.runner.await_batches(1)
-    control.unload("second")
-    (served.root / "second" / "1" / "model.onnx").write_bytes(b"no model")
-    with pytest.raises(LoadFailedError):
-        control.load("second")
-    served.runner.open()
-    assert answer.result(PATIENCE).tolist() == (4 * fp32(2, 3)).tolist()
 
 
 def test_an_ensemble_goes_on_as_before_after_a_failed_load(served: ServedRepository) -> None:

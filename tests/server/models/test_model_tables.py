@@ -15,43 +15,23 @@ from tensorferry.server.config.load import load_config
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import StartError
 from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
-from tensorferry.server.models.lifecycle import loader
 from tensorferry.server.models.lifecycle.load_context import LoadContext
-from tensorferry.server.models.lifecycle.registry import Model
-from tensorferry.server.runtime.devices import choose_device
-
-Build = Callable[[Path], Path]
-
-
-@pytest.fixture
-def load(tmp_path: Path) -> Iterator[Callable[..., Model]]:
-    """Load a model with the name, with the configuration in a file's text and with a config.pbtxt if given."""
-    loaded: list[Model] = []
-
-    def make(name: str, text: str, build: Build = small.twice, pbtxt: str | None = None) -> Model:
-        file = tmp_path / "c.toml"
-        file.write_text(text)
-        parsed = parse_config(pbtxt, "test") if pbtxt is not None else None
-        source = ModelSource(name, build(tmp_path / "model.onnx"), config=parsed)
-        config = load_config([f"{name}={source.path}"], {}, {}, file).for_model(name)
-        loaded.append(
-            loader.load_model(source, LoadContext(config, {config.device: choose_device(config.device)}))
-        )
-        return loaded[-1]
-
-    yield make
-    for model in loaded:
-        assert model.batcher.close()
+from tensorferry.server.models.lifecycle.loader import load_model
 
 
 def test_the_configuration_of_a_model_precedes_its_table(
-    load: Callable[..., Model], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    text = (
+    file = tmp_path / "c.toml"
+    file.write_text(
         'device = "cpu"\n[models.m]\nmax-batch-size = 4\nslo-ms = 60000\ninstances = 2\nmax-queue-delay-ms = 9\n'
         'tf32 = true\nproviders = "tensorrt"'
     )
-    model = load("m", text, pbtxt="max_batch_size: 8 instance_group { count: 1 } dynamic_batching { }")
+    own = parse_config("max_batch_size: 8 instance_group { count: 1 } dynamic_batching { }", "test")
+    source = ModelSource("m", small.twice(tmp_path / "model.onnx"), config=own)
+    config = load_config([f"m={source.path}"], {}, {}, file)
+    model = load_model(source, LoadContext(config, {"cpu": "cpu"}))
+    assert model.batcher.close()
     assert (model.max_batch_size, model.devices, model.slo) == (8, ("cpu",), 60.0)
     assert model.batcher.settings.max_queue_delay == 0
     first = "which has no effect: the model's own configuration comes first, and it sets"
@@ -78,21 +58,6 @@ def repository(root: Path) -> Path:
     (root / "r" / "1").mkdir(parents=True)
     small.twice(root / "r" / "1" / "model.onnx")
     return root
-
-
-def test_a_model_that_is_loaded_again_keeps_its_options(make: Callable[..., App], tmp_path: Path) -> None:
-    app = make(
-        model_repositories=(repository(tmp_path / "models"),),
-        model_control="explicit",
-        model_options={"r": {"max_batch_size": 4}, "later": {"slo": 1.0}},
-    )
-    app.start()
-    app.load()
-    for _ in range(2):
-        app._control.load("r")
-        assert app.registry.get("r").max_batch_size == 4
-        app._control.unload("r")
-    assert app.registry.get("m").max_batch_size == 32
 
 
 def test_the_limits_of_all_models_bound_what_they_share(make: Callable[..., App]) -> None:

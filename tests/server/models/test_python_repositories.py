@@ -180,7 +180,7 @@ def test_a_model_that_cannot_be_served_is_finalized(
 CONFIG = """
 backend: "python" max_batch_size: 4
 input { name: "x" data_type: TYPE_FP32 dims: 3 } output { name: "y" data_type: TYPE_FP32 dims: 3 }
-dynamic_batching { preferred_batch_size: 2 priority_levels: 2 default_priority_level: 2 }
+dynamic_batching { preferred_batch_size: 2 priority_levels: 2 default_priority_level: 1 }
 instance_group { count: 3 kind: KIND_CPU }
 """
 
@@ -192,7 +192,8 @@ def test_the_configuration_decides_batching_and_workers(served_repository: Serve
     model = served.registry.get("p")
     settings = model.batcher.settings
     assert (settings.max_batch_size, settings.devices, len(settings.priority_weights)) == (4, 3, 2)
-    assert (settings.preferred_batch_sizes, model.config.backend) == ((2,), "python")
+    assert (settings.preferred_batch_sizes, settings.default_priority) == ((2,), 1)
+    assert model.config.backend == "python"
     served.write("p", config=CONFIG[: CONFIG.index("dynamic_batching")])
     control.load("p")
     settings = served.registry.get("p").batcher.settings

@@ -1,13 +1,17 @@
-"""Models are loaded at the start and as clients request. A version serves until its replacement is ready."""
+"""Models are loaded at the start, as clients request, or as files change. A version serves until its replacement is ready."""
 
 from __future__ import annotations
 
-import threading
+from functools import partial
+from unittest.mock import Mock
 
 import pytest
+from polling import until
 from support.models.controlled import ScriptedRepository, run_in_thread
 from support.server.rig import PATIENCE
 
+from tensorferry.batcher.supervision import RestartBackoff
+from tensorferry.batcher.testing import VirtualClock
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import (
@@ -18,30 +22,22 @@ from tensorferry.server.errors import (
     StartError,
 )
 from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState
+from tensorferry.server.models.repository import repository_control
 
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
 
 
-def test_only_requested_models_are_loaded_at_the_start(repository: ScriptedRepository) -> None:
-    for name in ("a", "b", "c"):
-        repository.write(name, "1")
-    repository.start("a", "c")
-    assert repository.states() == [("a", "1", READY), ("c", "1", READY)]
-    assert repository.changed == ["a", "c"]
-    assert repository.control.models_without_versions() == {"b": ""}
-
-
 def test_broken_models_fail_the_start_only_if_strict(repository: ScriptedRepository) -> None:
-    repository.write("a", "1", "broken")
-    repository.write("b", "1")
-    repository.write("c", "1", "broken")
+    repository.add("a", "1", "broken")
+    repository.add("b", "1")
+    repository.add("c", "1", "broken")
     with pytest.raises(StartError) as caught:
         repository.start("*", mode="none")
     for name, line in zip("ac", str(caught.value).splitlines(), strict=True):
         assert f"load failed for model {name!r}: version 1 is at UNAVAILABLE state: " in line
     repository.registry = ModelRegistry()
     repository.start("*", mode="none", strict=False)
-    assert repository.states() == [("a", "1", UNAVAILABLE), ("b", "1", READY), ("c", "1", UNAVAILABLE)]
+    assert repository.states() == {"a": UNAVAILABLE, "b": READY, "c": UNAVAILABLE}
     assert "is broken" in repository.registry.entries()[0].reason
 
 
@@ -53,7 +49,7 @@ def test_a_missing_model_fails_the_start(repository: ScriptedRepository) -> None
 
 
 def test_a_name_may_be_used_only_once(repository: ScriptedRepository) -> None:
-    repository.write("m", "1")
+    repository.add("m", "1")
     with pytest.raises(
         StartError, match="'m' is named on the command line and is in the model repository too"
     ):
@@ -66,11 +62,11 @@ def test_only_new_versions_are_loaded(repository: ScriptedRepository) -> None:
     control = repository.start()
     with pytest.raises(NotFoundError, match="failed to load 'm', failed to poll from model repository"):
         control.load("m")
-    repository.write("m", "1")
+    repository.add("m", "1")
     control.load("m")
     control.load("m")
     assert repository.loads == ["m/1: good"]
-    repository.write("m", "1", "better")
+    repository.add("m", "1", "better")
     assert repository.serving() == "good", "not before it is asked for"
     control.load("m")
     assert repository.serving() == "better"
@@ -80,12 +76,12 @@ def test_the_log_names_the_version_that_serves_and_what_it_replaces(
     repository: ScriptedRepository, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    repository.write("m", "1")
+    repository.add("m", "1")
     control = repository.start("m")
     assert "in place of" not in caplog.text
-    repository.write("m", "1", "better")
+    repository.add("m", "1", "better")
     control.load("m")
-    repository.write("m", "2")
+    repository.add("m", "2")
     control.load("m")
     assert [record.getMessage() for record in caplog.records if "in place of" in record.getMessage()] == [
         "model m version 1 serves now, in place of its previous files",
@@ -94,7 +90,7 @@ def test_the_log_names_the_version_that_serves_and_what_it_replaces(
 
 
 def test_a_broken_version_is_tried_again_on_request(repository: ScriptedRepository) -> None:
-    repository.write("m", "1", "broken")
+    repository.add("m", "1", "broken")
     control = repository.start()
     for _ in range(2):
         with pytest.raises(LoadFailedError):
@@ -103,12 +99,12 @@ def test_a_broken_version_is_tried_again_on_request(repository: ScriptedReposito
 
 
 def test_a_bug_while_loading_leaves_no_version_loading(repository: ScriptedRepository) -> None:
-    repository.write("m", "1", "a bug")
+    repository.add("m", "1", "a bug")
     control = repository.start()
     with pytest.raises(ZeroDivisionError):
         control.load("m")
-    assert repository.states() == [("m", "1", UNAVAILABLE)]
-    repository.write("m", "1", "mended")
+    assert repository.states() == {"m": UNAVAILABLE}
+    repository.add("m", "1", "mended")
     control.load("m")
     assert repository.serving() == "mended"
 
@@ -130,7 +126,7 @@ def test_an_unreadable_repository_is_an_error(repository: ScriptedRepository) ->
 
 
 def test_models_named_on_the_command_line_are_not_controlled(repository: ScriptedRepository) -> None:
-    repository.write("m", "1")
+    repository.add("m", "1")
     path = repository.root / "m" / "1" / "model.onnx"
     control = repository.start(named=(ModelSource("named", path),))
     assert repository.serving("named") == "good"
@@ -139,19 +135,8 @@ def test_models_named_on_the_command_line_are_not_controlled(repository: Scripte
             action("named")
 
 
-@pytest.mark.parametrize("mode", ["none", "poll"])
-def test_control_is_off_by_default(repository: ScriptedRepository, mode: str) -> None:
-    repository.write("m", "1")
-    control = repository.start("*", mode=mode)
-    for action in (control.load, control.unload):
-        with pytest.raises(
-            NotReadyError, match="explicit model load / unload is not allowed if polling is enabled"
-        ):
-            action("m")
-
-
 def test_no_model_is_loaded_during_shutdown(repository: ScriptedRepository) -> None:
-    repository.write("m", "1")
+    repository.add("m", "1")
     control = repository.start("m")
     assert control.close(PATIENCE)
     with pytest.raises(NotReadyError, match="shutting down"):
@@ -159,16 +144,58 @@ def test_no_model_is_loaded_during_shutdown(repository: ScriptedRepository) -> N
 
 
 def test_a_waiting_caller_gets_an_error_at_shutdown(repository: ScriptedRepository) -> None:
-    repository.write("m", "1")
+    repository.add("m", "1")
     control = repository.start()
-    repository.hold = threading.Event()
+    repository.hold.clear()
     first = run_in_thread(lambda: control.load("m"))
     assert repository.holding.wait(PATIENCE)
-    repository.commands.given.clear()
     second = run_in_thread(lambda: control.unload("m"))
-    assert repository.commands.given.wait(PATIENCE)
+    assert until(lambda: not control._commands.empty())
     assert not control.close(0.0), "a load cannot be interrupted"
     repository.hold.set()
     first.result(PATIENCE)
     with pytest.raises(NotReadyError, match="shutting down"):
         second.result(PATIENCE)
+
+
+# Polling.
+
+
+def test_polling_reports_an_unreadable_model_once(
+    repository: ScriptedRepository, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository.add("m", "1")
+    control = repository.start("m")
+    config = repository.root / "m" / "config.pbtxt"
+
+    def complaints_of_two_looks() -> int:
+        caplog.clear()
+        for _ in range(2):
+            control._poll()
+        return len([record for record in caplog.records if "cannot be loaded" in record.message])
+
+    config.write_text("max_batch_size: many")
+    assert complaints_of_two_looks() == 1
+    assert complaints_of_two_looks() == 0
+    assert repository.serving() == "good"
+    config.write_text("")
+    assert complaints_of_two_looks() == 0
+    config.write_text("max_batch_size: many")
+    assert complaints_of_two_looks() == 1
+
+
+def test_a_persistent_fault_restarts_the_thread_with_back_off(
+    repository: ScriptedRepository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository.add("m", "1")
+    clock = VirtualClock()
+    monkeypatch.setattr(repository_control, "RestartBackoff", partial(RestartBackoff, clock))
+    control = repository.start("m", mode="poll", poll_seconds=0.0)
+    monkeypatch.setattr(control, "_poll", fails := Mock(side_effect=MemoryError))
+    for count, seconds in enumerate((0.01, 0.02, 0.04), 1):
+        clock.await_sleepers(until=clock.now() + seconds)
+        assert fails.call_count == caplog.text.count("crashed (bug)") == count
+        clock.advance(seconds)
+    clock.await_sleepers()
+    assert repository.serving() == "good"
+    assert control.close(PATIENCE), "it waits for no pause"

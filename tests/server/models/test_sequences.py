@@ -28,24 +28,6 @@ def build(path: Path) -> Path:
     return small.written(path, MODEL, one=np.array([1]))
 
 
-def test_states_are_no_tensors_of_clients(load: Load) -> None:
-    model = load(build, state=(("past", "next"), ("count", "after")), max_sequences=3)
-    assert isinstance(model.batcher, StatefulBatcher)
-    assert model.batcher.states == {"past": "next", "count": "after"}
-    assert [spec.name for spec in model.signature.inputs] == ["x", "wide", "free"]
-    assert [spec.name for spec in model.signature.outputs] == ["y", "more"]
-    assert [spec.name for spec in model.signature.on_request] == ["next", "after"]
-    config = model.config
-    assert [each.name for each in config.input] + [each.name for each in config.output] == [
-        "x",
-        "wide",
-        "free",
-        "y",
-        "more",
-    ]
-    assert [each.input_name for each in model.config.sequence_batching.state] == ["past", "count"]
-
-
 @pytest.mark.parametrize(
     ("states", "reason"),
     [
@@ -67,18 +49,19 @@ def test_states_that_do_not_fit(load: Load, states: Mapping[str, str], reason: s
         load(build, state=tuple(states.items()))
 
 
-def test_a_model_needs_an_input_of_its_clients(load: Load) -> None:
-    text = "(float[N, 2] x) => (float[N, 2] y) { y = Neg (x) }"
-    with pytest.raises(StartError, match="has only states as inputs"):
-        load(lambda path: small.written(path, text), state=(("x", "y"),))
-
-
-def test_a_model_needs_an_output_for_its_clients(load: Load) -> None:
-    text = "(float[N, 2] x, float[N, 2] past) => (float[N, 2] next) { next = Add (x, past) }"
-    with pytest.raises(
-        StartError, match="has only states as outputs; leave one for the clients out of --state"
-    ):
-        load(lambda path: small.written(path, text), state=(("past", "next"),))
+@pytest.mark.parametrize(
+    ("text", "state", "kind"),
+    [
+        ("(float[N, 2] x) => (float[N, 2] y) { y = Neg (x) }", ("x", "y"), "inputs"),
+        ("(float[N, 2] x, float[N, 2] s) => (float[N, 2] y) { y = Add (x, s) }", ("s", "y"), "outputs"),
+    ],
+)
+def test_clients_need_an_input_and_an_output(
+    load: Load, text: str, state: tuple[str, str], kind: str
+) -> None:
+    message = f"has only states as {kind}; leave one for the clients out of --state"
+    with pytest.raises(StartError, match=message):
+        load(lambda path: small.written(path, text), state=(state,))
 
 
 def test_a_function_has_no_states(tmp_path: Path) -> None:

@@ -88,42 +88,26 @@ def test_an_encoder_in_fp16_without_a_mask() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "head", "message"),
+    ("outputs", "opset", "head", "message"),
     [
-        (
-            {"y": ["n", "t", 3]},
-            TextHead("embedding"),
-            "must be pooled; declare the pooling .* 'mean', 'first', 'last', or None",
-        ),
-        (
-            {"y": ["n", 3]},
-            TextHead("embedding", "mean"),
-            "declare pooling=None if it is pooled: it has y .n, 3.",
-        ),
-        (
-            {"a": ["n", 3], "b": ["n", 3]},
-            TextHead("embedding"),
-            "several outputs have 2 axes; name one by `output`",
-        ),
-        ({"y": ["n", 3]}, TextHead("rerank"), "has 3 logits for each text, but a reranker has one"),
-        ({"y": ["n", "t", 3]}, TextHead("classify"), "no output has 2 axes, logits for each text"),
-        ({"y": ["n", 3]}, TextHead("embedding", output="z"), "it has no output 'z' of floats"),
+        ({"y": ["n", "t", 3]}, 17, TextHead("embedding"), "must be pooled; declare the pooling .* 'mean', 'first', 'last', or None"),
+        ({"y": ["n", 3]}, 17, TextHead("embedding", "mean"), "declare pooling=None if it is pooled: it has y .n, 3."),
+        ({"a": ["n", 3], "b": ["n", 3]}, 17, TextHead("embedding"), "several outputs have 2 axes; name one by `output`"),
+        ({"y": ["n", 3]}, 17, TextHead("rerank"), "has 3 logits for each text, but a reranker has one"),
+        ({"y": ["n", "t", 3]}, 17, TextHead("classify"), "no output has 2 axes, logits for each text"),
+        ({"y": ["n", 3]}, 17, TextHead("embedding", output="z"), "it has no output 'z' of floats"),
+        ({"y": ["n", "t", 3]}, 10, TextHead("embedding", "last"), "version 10, and the pooling 'last' needs 11"),
     ],
-)
-def test_an_output_that_does_not_fit(outputs: Any, head: TextHead, message: str) -> None:
+)  # fmt: skip
+def test_an_output_that_does_not_fit(outputs: Any, opset: int, head: TextHead, message: str) -> None:
     with pytest.raises(NoHead, match=message):
-        add_head(encoder(outputs), head)
+        add_head(encoder(outputs, opset), head)
 
 
 def test_one_of_several_outputs_is_named() -> None:
     changed = encoder({"a": ["n", 3], "b": ["n", 3]})
     add_head(changed, TextHead("embedding", output="b"))
     assert [each.name for each in changed.graph.output] == ["tensorferry.embedding", "tensorferry.tokens"]
-
-
-def test_last_needs_a_newer_operator_set() -> None:
-    with pytest.raises(NoHead, match="version 10, and the pooling 'last' needs 11"):
-        add_head(encoder({"y": ["n", "t", 3]}, 10), TextHead("embedding", "last"))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,6 @@ from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.app import App
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
-from tensorferry.server.methods.model_config import ModelConfigMethods
 from tensorferry.server.observability.logs import logs
 from tensorferry.server.ray.configuration import configuration
 from tensorferry.server.ray.deadline import decode_deadline
@@ -85,7 +84,7 @@ class Replica:
         self._app = App(config)
         self._app.load()
         self._service = self._app.service
-        self._core_methods = self._app.core_methods
+        self._methods = self._app.core_methods.methods()
         self._dispatcher: ReplyDispatcher | None = None
 
     async def ModelInfer(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
@@ -122,28 +121,27 @@ class Replica:
 
     async def ServerLive(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
         """Return whether a replica responds."""
-        return self._call(self._core_methods.server_live, pb.ServerLiveRequest, request, grpc_context)
+        return self._call("ServerLive", request, grpc_context)
 
     async def ServerReady(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
         """Return whether a replica is ready."""
-        return self._call(self._core_methods.server_ready, pb.ServerReadyRequest, request, grpc_context)
+        return self._call("ServerReady", request, grpc_context)
 
     async def ModelReady(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
         """Return whether the model is ready on a replica."""
-        return self._call(self._core_methods.model_ready, pb.ModelReadyRequest, request, grpc_context)
+        return self._call("ModelReady", request, grpc_context)
 
     async def ServerMetadata(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
         """Return name, version and extensions."""
-        return self._call(self._core_methods.server_metadata, pb.ServerMetadataRequest, request, grpc_context)
+        return self._call("ServerMetadata", request, grpc_context)
 
     async def ModelMetadata(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
         """Return the model's signature."""
-        return self._call(self._core_methods.model_metadata, pb.ModelMetadataRequest, request, grpc_context)
+        return self._call("ModelMetadata", request, grpc_context)
 
     async def ModelConfig(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
         """Return the model's configuration."""
-        methods = ModelConfigMethods(self._app.registry).methods()
-        return self._call(methods["ModelConfig"], pb.ModelConfigRequest, request, grpc_context)
+        return self._call("ModelConfig", request, grpc_context)
 
     async def check_health(self) -> None:
         """Raise RuntimeError if no model works; Ray calls this periodically and replaces such a replica."""
@@ -181,15 +179,10 @@ class Replica:
             call.cancel()
             raise
 
-    def _call(
-        self,
-        method: Callable[[Any], Any],
-        kind: Any,
-        request: bytes,
-        context: RayServegRPCContext,
-    ) -> SerializedMessage:
+    def _call(self, name: str, request: bytes, context: RayServegRPCContext) -> SerializedMessage:
         try:
-            return SerializedMessage(method(receive(request, kind)).SerializeToString())
+            message = receive(request, getattr(pb, f"{name}Request"))
+            return SerializedMessage(self._methods[name](message).SerializeToString())
         except Exception as error:
             return self._error(status_of(error), context)
 

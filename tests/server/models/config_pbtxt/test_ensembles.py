@@ -34,16 +34,6 @@ def test_steps_are_ordered_by_their_tensors() -> None:
     assert named_models(reverse) == [("b", "3"), ("a", "")]
 
 
-def test_branches_are_allowed() -> None:
-    other = SECOND.replace('"label"', '"other"').replace('"b"', '"c"')
-    join = (
-        'step { model_name: "d" input_map { key: "p" value: "label" } input_map { key: "q" value: "other" } '
-        'output_map { key: "r" value: "joined" } }'
-    )
-    text = ensemble(join, other, SECOND, FIRST, io=IMAGE + LABEL.replace("label", "joined"))
-    assert ordered_steps(parse_config(text, "test")) == (3, 1, 2, 0)
-
-
 LOOP = SECOND.replace('"mid"', '"label"').replace('value: "label" } }', 'value: "mid" } }')
 
 
@@ -75,15 +65,6 @@ LOOP = SECOND.replace('"mid"', '"label"').replace('value: "label" } }', 'value: 
 def test_a_mistake_in_the_configuration_is_refused(text: str, message: str) -> None:
     with pytest.raises(ModelConfigError, match=message):
         ordered_steps(parse_config(text, "test"))
-
-
-WITHOUT_ROWS = 'input { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] } output { name: "y" data_type: TYPE_FP32 dims: [ -1, -1 ] }'
-WITH_OPTIONAL = A + 'input { name: "w" data_type: TYPE_FP32 dims: 1 optional: true }'
-
-
-@pytest.mark.parametrize("a", [A, WITHOUT_ROWS, WITH_OPTIONAL])
-def test_models_that_fit_are_accepted(a: str) -> None:
-    check_composing_models(parse_config(GOOD, "test"), [parse_config(a, "a"), parse_config(B, "b")])
 
 
 @pytest.mark.parametrize(

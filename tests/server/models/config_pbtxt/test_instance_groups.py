@@ -15,9 +15,9 @@ ONE = AvailableDevices("cuda:1", (1,))
 SEVERAL = AvailableDevices("cuda:2,0", (2, 0))
 
 
-def devices(text: str | None, machine: AvailableDevices) -> list[str]:
+def devices(text: str | None, machine: AvailableDevices, instances: int = 1) -> list[str]:
     config = parse_config(text, "test") if text is not None else None
-    return [device for group in instance_groups(config, "m", machine) for device in group.devices]
+    return [name for group in instance_groups(config, "m", machine, instances) for name in group.devices]
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,9 @@ def test_the_devices_of_instances(groups: str | None, on_cpu: list[str], on_gpus
 
 
 def test_the_option_instances_counts_those_on_each_device_unless_the_configuration_has_groups() -> None:
-    def devices_of(given: str | None, machine: AvailableDevices) -> list[str]:
-        config = parse_config(given, "test") if given is not None else None
-        return [name for group in instance_groups(config, "m", machine, 2) for name in group.devices]
-
-    assert devices_of(None, CPU) == devices_of("", CPU) == ["cpu", "cpu"]
-    assert devices_of(None, SEVERAL) == ["cuda:2", "cuda:2", "cuda:0", "cuda:0"]
-    assert devices_of("instance_group { }", CPU) == ["cpu"]
+    assert devices(None, CPU, 2) == devices("", CPU, 2) == ["cpu", "cpu"]
+    assert devices(None, SEVERAL, 2) == ["cuda:2", "cuda:2", "cuda:0", "cuda:0"]
+    assert devices("instance_group { }", CPU, 2) == ["cpu"]
 
 
 def test_the_default_is_one_instance_on_each_gpu() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.server.rig import Array, fp32, reproducible, signature, spec
+from support.server.rig import fp32, reproducible, signature, spec
 
 from tensorferry.server.errors import ModelConfigError, ModelFailedError
 from tensorferry.server.models.config_pbtxt.io_mapping import IoMapping, Reshape, io_mapping_of
@@ -109,19 +108,6 @@ def test_a_dimension_of_0_is_allowed_if_the_file_has_it() -> None:
         io_mapping(text % 0, onnx)
 
 
-def test_max_batch_size_requires_a_batch_axis() -> None:
-    text = (
-        'input { name: "x" data_type: TYPE_FP32 dims: 3 } input { name: "c" data_type: TYPE_INT32 dims: 1 }'
-        + Y
-    )
-    with pytest.raises(ModelConfigError) as caught:
-        io_mapping(text, FIXED)
-    assert (
-        "model 'm', tensor 'x': for the model to support batching the shape should have at least 1 dimension and the "
-        "first dimension must be -1; but shape expected by the model is [2, 3]" in str(caught.value)
-    )
-
-
 UNBATCHED = (
     'input { name: "x" data_type: TYPE_FP32 dims: [ %s ] } input { name: "c" data_type: TYPE_INT32 dims: [ %s ] } '
     'output { name: "y" data_type: TYPE_FP32 dims: [ %s ] }'
@@ -135,44 +121,30 @@ def test_unbatched_dims_are_complete_and_a_scalar_has_dims_1() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dims", "message"),
+    ("dims", "most", "message"),
     [
-        (("2, 3", "2", "-1, 3"), "scalar tensor 'c', should only provide 1 in the model configuration"),
-        (("2, 3", "1", "2, 3"), "tensor 'y': the model expects 2 dimensions (shape [-1, 3])"),
+        (("2, 3", "2", "-1, 3"), 0, "scalar tensor 'c', should only provide 1 in the model configuration"),
+        (("2, 3", "1", "2, 3"), 0, "tensor 'y': the model expects 2 dimensions (shape [-1, 3])"),
+        (
+            ("2, 3", "1 ] reshape { } dims: [ ", "-1, 3"),
+            0,
+            "cannot have empty reshape for non-batching model",
+        ),
+        (
+            ("3", "1", "6"),
+            8,
+            "model 'm', tensor 'x': for the model to support batching the shape should have at least 1 dimension and the "
+            "first dimension must be -1; but shape expected by the model is [2, 3]",
+        ),
     ],
 )
-def test_unbatched_dims_must_fit(dims: tuple[str, ...], message: str) -> None:
+def test_dims_of_a_file_without_a_batch_axis_must_fit(dims: tuple[str, ...], most: int, message: str) -> None:
     with pytest.raises(ModelConfigError) as caught:
-        io_mapping(UNBATCHED % dims, FIXED, most=0)
+        io_mapping(UNBATCHED % dims, FIXED, most=most)
     assert message in str(caught.value)
 
 
-def test_an_unbatched_tensor_cannot_be_reshaped_to_a_scalar() -> None:
-    text = UNBATCHED % ("2, 3", "1", "-1, 3")
-    with pytest.raises(ModelConfigError, match="cannot have empty reshape for non-batching model"):
-        io_mapping(text.replace("[ 1 ]", "[ 1 ] reshape { }"), FIXED, most=0)
-
-
 # Running the model.
-
-
-def test_inputs_and_outputs_are_reshaped() -> None:
-    found = IoMapping(
-        BATCHED,
-        {"x": Reshape((2, 3), (6,), True), "s": Reshape((1,), (), False)},
-        {"y": Reshape((3, -1), (-1, 3), True)},
-    )
-    seen: dict[str, tuple[int, ...]] = {}
-
-    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
-        seen.update({name: array.shape for name, array in inputs.items()})
-        return {"y": fp32(4, 5, 3), "z": fp32(4)}
-
-    given = {"x": fp32(4, 2, 3), "s": fp32(1), "other": fp32(4, 9)}
-    outputs = found.runner(run)(given)
-    assert seen == {"x": (4, 6), "s": (), "other": (4, 9)}
-    assert {name: array.shape for name, array in outputs.items()} == {"y": (4, 3, 5), "z": (4,)}
-    assert np.array_equal(outputs["y"].ravel(), fp32(60))
 
 
 def test_an_output_that_does_not_fit_its_reshape_is_an_error_with_both_shapes() -> None:

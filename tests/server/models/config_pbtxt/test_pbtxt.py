@@ -54,14 +54,6 @@ def completed(
 # Reading.
 
 
-def test_a_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "config.pbtxt"
-    path.write_text('name: "m"  # a comment\ninput [ { name: "x" dims: [ 3, -1 ] } ]\ndynamic_batching { }\n')
-    config = read_config(path)
-    assert (config.name, list(config.input[0].dims)) == ("m", [3, -1])
-    assert config.HasField("dynamic_batching")
-
-
 @pytest.mark.parametrize(
     ("text", "position", "reason"),
     [
@@ -159,11 +151,6 @@ def test_given_fields_are_kept(text: str) -> None:
     given, config = parse_config(text, "test"), completed(text)
     for field, value in given.ListFields():
         assert getattr(config, field.name) == value
-
-
-def test_a_different_name_is_refused() -> None:
-    with pytest.raises(ModelConfigError, match="has the name 'other'; it must be 'm', or none"):
-        completed('name: "other"')
 
 
 @pytest.mark.parametrize(

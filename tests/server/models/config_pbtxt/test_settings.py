@@ -33,46 +33,6 @@ def settings(
     )
 
 
-PLAIN = ModelSettings(
-    max_batch_size=8,
-    merges=True,
-    max_queue_delay=0.0,
-    preferred_batch_sizes=(),
-    priority_weights=(1,),
-    strict_priorities=False,
-    default_priority=0,
-    policies=(),
-    devices=("cpu",),
-    ort_options=OrtOptions(),
-)
-
-
-@pytest.mark.parametrize(
-    ("batching", "changed"),
-    [
-        ("", {}),
-        ("max_queue_delay_microseconds: 2500", {"max_queue_delay": 0.0025}),
-        (
-            "default_queue_policy { default_timeout_microseconds: 5 allow_timeout_override: true max_queue_size: 7 }",
-            {"policies": (QueuePolicy(5e-6, overridable=True, max_requests=7),)},
-        ),
-        (
-            "priority_levels: 2 default_priority_level: 1 default_queue_policy { max_queue_size: 3 } "
-            "priority_queue_policy { key: 2 value { max_queue_size: 4 } }",
-            {
-                "priority_weights": (1, 1),
-                "strict_priorities": True,
-                "default_priority": 1,
-                "policies": (QueuePolicy(max_requests=3), QueuePolicy(max_requests=4)),
-            },
-        ),
-    ],
-)
-def test_dynamic_batching_of_the_file_is_used(batching: str, changed: dict[str, Any]) -> None:
-    expected = {name: getattr(PLAIN, name) for name in ModelSettings.__slots__} | changed
-    assert settings(f"dynamic_batching {{ {batching} }}") == ModelSettings(**expected)
-
-
 def test_generated_priority_classes_share_by_weight() -> None:
     found = settings(
         "dynamic_batching { priority_levels: 2 default_priority_level: 2 max_queue_delay_microseconds: 100 }",

@@ -83,24 +83,11 @@ def test_a_warning_for_several_groups_is_given_once() -> None:
     [
         ('platform: "tensorrt_plan"', "unexpected platform type 'tensorrt_plan' for m: .* is 'onnxruntime_onnx'"),
         ('backend: "python"', "unexpected backend type 'python' for m: the backend of ONNX models is 'onnxruntime'"),
+        # protobuf accepts any number, in text and in the JSON that clients send.
+        ("instance_group { kind: 99 gpus: 0 }", "has instance_group.kind: 99; it must be one of KIND_AUTO, "),
+        ('model_warmup { inputs { key: "x" value { data_type: 99 } } }', "has model_warmup.inputs.data_type: 99; "),
     ],
 )  # fmt: skip
-def test_other_backends_are_refused(text: str, message: str) -> None:
-    with pytest.raises(ModelConfigError, match=message):
-        check_fields(parse_config(text, "test"), "m")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("instance_group { kind: 99 gpus: 0 }", "has instance_group.kind: 99; it must be one of KIND_AUTO, "),
-        (
-            'model_warmup { inputs { key: "x" value { data_type: 99 } } }',
-            "has model_warmup.inputs.data_type: 99; ",
-        ),
-    ],
-)
-def test_an_undefined_enum_value_is_refused(text: str, message: str) -> None:
-    """protobuf accepts any number, in text and in the JSON that clients send."""
+def test_other_backends_and_undefined_values_are_refused(text: str, message: str) -> None:
     with pytest.raises(ModelConfigError, match=message):
         check_fields(parse_config(text, "test"), "m")

@@ -150,8 +150,7 @@ def test_a_model_stays_if_steps_of_another_could_not_use_what_was_found(
 ) -> None:
     server = serve(make=mixing.hashed, config=ONE, new_budget=no_time)
     source = ModelSource("p", tmp_path / "app.py", declaration=pipeline("p", "m", outputs=["y"]))
-    get, step = server.registry.get, server.registry.step_model
-    user = load_model(source, replace(server.context, get_model=get, step_model=step))
+    user = load_model(source, replace(server.context, registry=server.registry))
     server.registry.mark_ready(user)
     server.idle.start()
     until(lambda: "steps of model 'p' could not use it any more: it has an axis of rows now" in caplog.text)

@@ -35,19 +35,6 @@ def test_a_server_without_models_is_ready_only_if_models_can_be_loaded() -> None
     assert not registry.serving
 
 
-def test_only_a_ready_version_accepts_requests() -> None:
-    registry = ModelRegistry()
-    registry.mark_loading("m", "1")
-    with pytest.raises(NotReadyError, match="model 'm' version 1 is not at ready state: it is LOADING"):
-        registry.get("m")
-    made = model("m")
-    registry.mark_ready(made)
-    assert registry.get("m") is made
-    registry.mark_unloading(made)
-    with pytest.raises(NotReadyError, match="it is UNLOADING"):
-        registry.get("m", "1")
-
-
 def test_the_highest_ready_version_is_the_latest() -> None:
     registry = ModelRegistry()
     registry.mark_ready(model("m", "1"))

@@ -7,27 +7,28 @@ import weakref
 
 import numpy as np
 import pytest
-from support.models.controlled import ScriptedRepository, runner_of
+from polling import until
+from support.models.controlled import ScriptedRepository
 from support.server.rig import PATIENCE
 
 from tensorferry.server.errors import NotReadyError
 from tensorferry.server.models.lifecycle.registry import ModelState
 from tensorferry.server.system import malloc
 
-READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
-
 
 def test_a_model_is_unloaded_after_its_requests(repository: ScriptedRepository) -> None:
-    repository.write("m", "1", "slow")
+    repository.add("m", "1", "slow")
     control = repository.start("m")
     model = repository.registry.get("m")
     future = model.batcher.submit(np.float32(1))
     control.unload("m")
     with pytest.raises(NotReadyError, match="it is UNLOADING"):
         repository.registry.get("m")
-    runner_of[model.batcher].open()
-    assert future.result(PATIENCE) == 2
-    repository.await_state(("m", "1", UNAVAILABLE))
+    assert not control.drain(0.0)
+    repository.runners[-1].open()
+    assert control.drain(float("inf"))
+    assert future.result(0) == 2
+    until(repository.states, {"m": ModelState.UNAVAILABLE}.__eq__)
     with pytest.raises(NotReadyError, match=r"it is UNAVAILABLE \(unloaded\)"):
         repository.registry.get("m")
     control.unload("m")
@@ -45,7 +46,7 @@ def test_closing_waits_until_unloaded_models_have_released_their_memory(
         assert release.wait(PATIENCE)
 
     monkeypatch.setattr(malloc, "give_back", wait)
-    repository.write("m", "1", "fast")
+    repository.add("m", "1", "fast")
     control = repository.start("m")
     control.unload("m")
     assert releasing.wait(PATIENCE)
@@ -56,23 +57,11 @@ def test_closing_waits_until_unloaded_models_have_released_their_memory(
 
 
 def test_no_reference_to_an_unloaded_model_is_left(repository: ScriptedRepository) -> None:
-    repository.write("m", "1")
+    repository.add("m", "1")
     control = repository.start("m")
     left = weakref.ref(repository.registry.get("m").batcher)
     control.unload("m")
-    repository.await_state(("m", "1", UNAVAILABLE))
+    until(repository.states, {"m": ModelState.UNAVAILABLE}.__eq__)
     # The thread has reported the end of the model, and ends soon.
     assert control.close(PATIENCE)
     assert left() is None
-
-
-def test_drain_waits_for_models_that_are_being_unloaded(repository: ScriptedRepository) -> None:
-    repository.write("m", "1", "slow")
-    control = repository.start("m")
-    model = repository.registry.get("m")
-    future = model.batcher.submit(np.float32(1))
-    control.unload("m")
-    assert not control.drain(0.0)
-    runner_of[model.batcher].open()
-    assert control.drain(float("inf"))
-    assert future.done()

@@ -11,7 +11,6 @@ from io import FileIO
 from pathlib import Path
 
 import pytest
-from support.remote.raw_server import raw_server
 from support.remote.web_server import Response, WebServer
 
 from tensorferry.server.models.remote.download import Fetch, Limits, RemoteFile
@@ -127,18 +126,19 @@ def test_a_model_must_arrive_in_the_whole_time(cache: Path, silence: threading.E
 
 
 def test_progress_is_logged_with_what_a_slow_host_has_sent(
-    cache: Path, caplog: pytest.LogCaptureFixture
+    web: WebServer, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    answer = b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 20\r\n\r\nten bytes.'
-    with raw_server(answer) as server:
+    web.files["/m.onnx"] = bytes(20)
+    web.cut_after = [10]
+    web.hold.clear()
 
-        def close_if_shown(record: logging.LogRecord) -> bool:
-            if record.getMessage() == f"{server.url}/m.onnx: 10 bytes downloaded (50 %)":
-                server.close()
-            return True
+    def close_if_shown(record: logging.LogRecord) -> bool:
+        if record.getMessage() == f"{web.url}/m.onnx: 10 bytes downloaded (50 %)":
+            web.hold.set()
+        return True
 
-        caplog.handler.addFilter(close_if_shown)
-        limits = Limits(window_seconds=0.05, window_bytes=0)
-        with pytest.raises(UnreachableError, match=r"is truncated: 10 bytes arrived, it has 20"):
-            fetch(cache, stores(allow_http=True), limits, f"{server.url}/m.onnx")
+    caplog.handler.addFilter(close_if_shown)
+    limits = Limits(window_seconds=0.05, window_bytes=0)
+    with pytest.raises(UnreachableError, match=r"is truncated: 10 bytes arrived, it has 20"):
+        fetch(cache, stores(allow_http=False), limits, f"{web.url}/m.onnx")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import logging
@@ -11,12 +13,14 @@ import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from support.models import external, small
 from support.remote.web_server import Request, Response, WebServer
 
 from tensorferry.server.models.remote.cache import default_cache
+from tensorferry.server.models.remote.download import Limits
 from tensorferry.server.models.remote.failures import RemoteError, UnreachableError
 from tensorferry.server.models.remote.model_files import FetchedModel, ModelFiles
 from tensorferry.server.models.remote.stores import stores
@@ -63,6 +67,21 @@ def test_a_model_is_fetched_once_and_used_again_until_it_changes(
     assert fetch(cache, f"{web.url}/m.onnx").path.read_bytes() == changed
     # A model that is served stays, because its device may fail, and it is then loaded again.
     assert first.path.read_bytes() == model
+
+
+def test_the_cache_may_be_on_nfs(
+    web: WebServer, model: bytes, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, an exclusive lock needs a file that is open for writing, and a shared one a file that is open for reading."""
+    flock = fcntl.flock
+
+    def flock_of_nfs(file: IO[bytes], how: int) -> None:
+        if not (file.writable() if how & fcntl.LOCK_EX else file.readable()):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock_of_nfs)
+    assert fetch(cache, f"{web.url}/m.onnx").path.read_bytes() == model
 
 
 def test_trees_that_no_process_uses_are_removed(
@@ -138,32 +157,6 @@ def test_a_damaged_record_is_replaced(web: WebServer, model: bytes, cache: Path,
     assert json.loads(record.read_text())["url"] == f"{web.url}/m.onnx"
 
 
-def test_a_download_never_writes_into_a_tree_that_a_process_uses(
-    web: WebServer, pair: tuple[bytes, bytes], cache: Path, tmp_path: Path
-) -> None:
-    """What has not changed is linked from the last tree; if the rest cannot be fetched, the link stays behind."""
-    address = f"{web.url}/a/big.onnx"
-    used = fetch(cache, address)
-    web.files["/a/big.onnx_data"] = newer = external.scaled(tmp_path / "made" / "big.onnx", 5.0)[1]
-    serve = web.respond
-    web.respond = lambda request: (
-        Response(status=404)
-        if request.path.endswith("_data") and "Range" not in request.headers
-        else serve(request)
-    )
-    with pytest.raises(RemoteError):
-        fetch(cache, address)
-    # The record is lost, so everything is downloaded again.
-    (record,) = cache.glob("*/record.json")
-    record.unlink()
-    web.respond = serve
-    web.files["/a/big.onnx"] = pair[0]
-    fetched = fetch(cache, address)
-    assert (fetched.path.parent / "big.onnx_data").read_bytes() == newer
-    assert used.path.read_bytes() == pair[0]
-    assert used.path.stat().st_ino != fetched.path.stat().st_ino
-
-
 def test_if_the_host_is_gone_the_last_copy_is_used_with_a_warning(
     web: WebServer, model: bytes, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -204,6 +197,18 @@ def test_only_what_has_changed_is_fetched(
     assert (after.path.parent / "big.onnx_data").read_bytes() == newer
     whole = [request.path for request in web.requests if "Range" not in request.headers]
     assert whole == ["/a/big.onnx_data"]
+    # onnx refuses weights that have several names, and a download never writes into a tree that a process uses.
+    assert after.path.stat().st_nlink == before.path.stat().st_nlink == 1
+
+
+def test_a_copy_of_what_has_not_changed_leaves_the_disk_free(
+    web: WebServer, model: bytes, cache: Path
+) -> None:
+    web.files["/beside"] = b"weights"
+    url, store_of = parse_file(f"{web.url}/m.onnx"), stores(allow_http=False)
+    ModelFiles(cache, store_of, lambda path: {"beside"}).fetch(url)
+    with pytest.raises(RemoteError, match=r"must stay free: make room"):
+        ModelFiles(cache, store_of, lambda path: (), Limits(spare_bytes=1 << 60)).fetch(url)
 
 
 def test_weights_of_a_pinned_model_must_be_pinned(

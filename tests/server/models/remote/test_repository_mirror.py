@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tensorferry.server.errors import StartError
 from tensorferry.server.models.remote import repository_mirror
 from tensorferry.server.models.remote.download import RemoteFile
 from tensorferry.server.models.remote.failures import RemoteError, UnreachableError
 from tensorferry.server.models.remote.repository_mirror import RepositoryMirror
 from tensorferry.server.models.remote.url import RemoteUrl, parse_repository
+from tensorferry.server.models.repository.labels import read_labels
 from tensorferry.server.models.repository.repository import Repository, RepositoryError
 
 URL = parse_repository("s3://bucket/models")
@@ -197,6 +199,17 @@ def test_a_configuration_elsewhere_chooses_no_library(store: Store, cache: Path)
     with pytest.raises(RepositoryError, match=r"has the library '/usr/lib/evil.so'.*--allow-remote-code"):
         mirrored(store, cache).versions("a")
     assert mirrored(store, cache, allow_code=True).versions("a")
+
+
+def test_labels_are_read_from_a_repository_elsewhere(store: Store, cache: Path) -> None:
+    store.files["a/config.pbtxt"] = b"output { name: 'y' label_filename: 'labels.txt' }"
+    repository = mirrored(store, cache)
+    (source,) = [version.source for version in repository.versions("a")]
+    assert read_labels(source.config, source.directory) == {"y": ("one",)}
+    assert source.config is not None
+    source.config.output[0].label_filename = "../a/labels.txt"
+    with pytest.raises(StartError, match="outside of the model's directory"):
+        read_labels(source.config, source.directory)
 
 
 def test_a_list_without_end_is_refused(store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

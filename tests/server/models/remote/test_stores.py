@@ -15,7 +15,7 @@ import pytest
 from support.remote.s3_server import S3Server, client_variables
 from support.remote.web_server import Request, Response, WebServer, web_server
 
-from tensorferry.server.models.remote.download import LIMITS, Fetch, RemoteFile
+from tensorferry.server.models.remote.download import Fetch, RemoteFile
 from tensorferry.server.models.remote.failures import RemoteError, UnreachableError
 from tensorferry.server.models.remote.model_files import ModelFiles
 from tensorferry.server.models.remote.stores import BucketStore, stores
@@ -32,7 +32,7 @@ def fetched(cache: Path, address: str) -> bytes:
 
 def listed(address: str) -> Mapping[str, RemoteFile]:
     url = parse_repository(address)
-    return Fetch(stores(allow_http=False)(url), LIMITS).list(url)
+    return Fetch(stores(allow_http=False)(url)).list(url)
 
 
 @pytest.fixture

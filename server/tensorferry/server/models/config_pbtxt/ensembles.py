@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 from tensorferry.batcher.pipeline.dag import dag_of
 from tensorferry.protos import model_config_pb2 as pb
@@ -27,7 +27,7 @@ class NamedModel(NamedTuple):
     version: str
 
 
-def is_ensemble(config: ModelConfig | None) -> bool:
+def is_ensemble(config: ModelConfig | None) -> TypeGuard[ModelConfig]:
     """Whether a configuration describes an ensemble, which has no file of its own."""
     return config is not None and (config.platform == PLATFORM or config.HasField("ensemble_scheduling"))
 
@@ -45,12 +45,11 @@ def complete_ensemble(given: ModelConfig, name: str) -> ModelConfig:
 
 def named_models(config: ModelConfig) -> Sequence[NamedModel]:
     """Return the model of each step, in the order of the configuration."""
-    return [_named_model(step) for step in config.ensemble_scheduling.step]
-
-
-def _named_model(step: ModelEnsembling.Step) -> NamedModel:
     # Triton's configurations say -1 for the latest version; 0 is an omitted field.
-    return NamedModel(step.model_name, str(step.model_version) if step.model_version > 0 else "")
+    return [
+        NamedModel(step.model_name, str(step.model_version) if step.model_version > 0 else "")
+        for step in config.ensemble_scheduling.step
+    ]
 
 
 def full_dims(tensor: _Tensor, *, batched: bool) -> tuple[int, ...]:
@@ -65,7 +64,9 @@ def ordered_steps(config: ModelConfig) -> Sequence[int]:
     ModelConfigError if the configuration by itself makes no ensemble: a tensor that nothing gives or reads, or a cycle.
     """
     name, steps = config.name, config.ensemble_scheduling.step
-    _check_fields(config)
+    for wrong, message in chain(_mistakes(config), _mistakes_of_tensors(config)):
+        if wrong:
+            raise ModelConfigError(message)
     inputs = [tensor.name for tensor in config.input]
     outputs = [tensor.name for tensor in config.output]
     dag = dag_of([(step.input_map.values(), step.output_map.values()) for step in steps], inputs)
@@ -103,13 +104,6 @@ def ordered_steps(config: ModelConfig) -> Sequence[int]:
         if tensor not in dag.available or tensor not in read:
             raise ModelConfigError(f"ensemble tensor '{tensor}' is unused in ensemble '{name}'")
     return dag.order
-
-
-def _check_fields(config: ModelConfig) -> None:
-    """Check what an ensemble must and must not have. ModelConfigError for the first mistake."""
-    for wrong, message in chain(_mistakes(config), _mistakes_of_tensors(config)):
-        if wrong:
-            raise ModelConfigError(message)
 
 
 def _mistakes(config: ModelConfig) -> Iterator[tuple[object, str]]:

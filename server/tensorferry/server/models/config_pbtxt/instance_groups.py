@@ -70,7 +70,7 @@ def _group(
         gpus = _gpus(group, model, machine)
     elif given.gpus and given.kind != ModelInstanceGroup.KIND_AUTO:
         raise StartError(
-            f"instance group {group.name} of model {model} has kind {_name(given)} but specifies one or more GPUs: "
+            f"instance group {group.name} of model {model} has kind {ModelInstanceGroup.Kind.Name(given.kind)} but specifies one or more GPUs: "
             "leave out 'gpus', or say KIND_GPU"
         )
     del group.gpus[:]
@@ -104,7 +104,3 @@ def _gpus(group: ModelInstanceGroup, model: str, machine: AvailableDevices) -> S
                 f"this server may use: {', '.join(map(str, machine.gpus))}"
             )
     return tuple(group.gpus) or machine.gpus
-
-
-def _name(group: ModelInstanceGroup) -> str:
-    return ModelInstanceGroup.Kind.Name(group.kind)

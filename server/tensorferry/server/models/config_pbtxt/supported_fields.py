@@ -74,30 +74,34 @@ _PINNED = _warned(
 _NO_SLOTS = _warned("it has no effect: a sequence takes room in a batch only while its request runs")
 _STATE_BUFFERS = _warned("it has no effect: each state is copied")
 
+_USED_FIELDS = """
+name platform backend version_policy max_batch_size ensemble_scheduling default_model_filename parameters
+model_warmup model_operations.op_library_filename response_cache.enable
+input.name input.data_type input.dims input.reshape input.is_shape_tensor input.optional
+output.name output.data_type output.dims output.reshape output.label_filename
+optimization.graph.level optimization.priority optimization.cuda.graphs
+optimization.cuda.graph_spec.batch_size optimization.cuda.graph_spec.input
+optimization.execution_accelerators
+dynamic_batching.preferred_batch_size dynamic_batching.max_queue_delay_microseconds
+dynamic_batching.priority_levels dynamic_batching.default_priority_level
+dynamic_batching.default_queue_policy dynamic_batching.priority_queue_policy
+sequence_batching.max_sequence_idle_microseconds sequence_batching.control_input
+sequence_batching.state.input_name sequence_batching.state.output_name sequence_batching.state.data_type
+sequence_batching.state.dims sequence_batching.state.initial_state
+sequence_batching.direct.max_queue_delay_microseconds sequence_batching.oldest.preferred_batch_size
+sequence_batching.oldest.max_queue_delay_microseconds
+instance_group.name instance_group.kind instance_group.count instance_group.gpus instance_group.passive
+"""
+
 RULES: Mapping[str, FieldRule] = {
-    "name": _USED,
-    "platform": _USED,
-    "backend": _USED,
+    **dict.fromkeys(_USED_FIELDS.split(), _USED),
     "runtime": _warned("it has no effect: the model runs on the installed ONNX Runtime"),
-    "version_policy": _USED,
-    "max_batch_size": _USED,
-    "input.name": _USED,
-    "input.data_type": _USED,
     "input.format": _PASSED_ON,
-    "input.dims": _USED,
-    "input.reshape": _USED,
-    "input.is_shape_tensor": _USED,
     "input.allow_ragged_batch": _refused(
         "this server does not concatenate rows of different lengths; leave it out: requests of one shape share "
         "batches, and with --pad-lengths also those of different lengths"
     ),
-    "input.optional": _USED,
     "input.is_non_linear_format_io": _refused(f"{_TENSORRT}; leave it out"),
-    "output.name": _USED,
-    "output.data_type": _USED,
-    "output.dims": _USED,
-    "output.reshape": _USED,
-    "output.label_filename": _USED,
     "output.is_shape_tensor": _refused(
         "shape tensors are only supported for TensorRT platform; leave it out"
     ),
@@ -108,11 +112,6 @@ RULES: Mapping[str, FieldRule] = {
     "batch_output": _refused(
         "this server splits outputs by rows only; export the model so, and leave it out"
     ),
-    "optimization.graph.level": _USED,
-    "optimization.priority": _USED,
-    "optimization.cuda.graphs": _USED,
-    "optimization.cuda.graph_spec.batch_size": _USED,
-    "optimization.cuda.graph_spec.input": _USED,
     "optimization.cuda.graph_spec.graph_lower_bound": _warned(
         "it has no effect: a batch is padded to the next larger graph, whatever its size"
     ),
@@ -120,49 +119,26 @@ RULES: Mapping[str, FieldRule] = {
     "optimization.cuda.output_copy_stream": _warned(
         "it has no effect: outputs are always copied on a separate stream"
     ),
-    "optimization.execution_accelerators": _USED,
     "optimization.input_pinned_memory": _PINNED,
     "optimization.output_pinned_memory": _PINNED,
     "optimization.gather_kernel_buffer_threshold": _warned("it has no effect: rows are joined on the host"),
     "optimization.eager_batching": _warned(
         "it has no effect: the next batch is joined just before the device is free"
     ),
-    "dynamic_batching.preferred_batch_size": _USED,
-    "dynamic_batching.max_queue_delay_microseconds": _USED,
     "dynamic_batching.preserve_ordering": _warned(
         "it has no effect: responses of a stream always keep the order of its requests; other responses are sent when "
         "they are ready"
     ),
-    "dynamic_batching.priority_levels": _USED,
-    "dynamic_batching.default_priority_level": _USED,
-    "dynamic_batching.default_queue_policy": _USED,
-    "dynamic_batching.priority_queue_policy": _USED,
-    "sequence_batching.max_sequence_idle_microseconds": _USED,
-    "sequence_batching.control_input": _USED,
-    "sequence_batching.state.input_name": _USED,
-    "sequence_batching.state.output_name": _USED,
-    "sequence_batching.state.data_type": _USED,
-    "sequence_batching.state.dims": _USED,
-    "sequence_batching.state.initial_state": _USED,
     "sequence_batching.state.use_same_buffer_for_input_output": _STATE_BUFFERS,
     "sequence_batching.state.use_growable_memory": _STATE_BUFFERS,
-    "sequence_batching.direct.max_queue_delay_microseconds": _USED,
     "sequence_batching.direct.minimum_slot_utilization": _NO_SLOTS,
     "sequence_batching.oldest.max_candidate_sequences": _NO_SLOTS,
-    "sequence_batching.oldest.preferred_batch_size": _USED,
-    "sequence_batching.oldest.max_queue_delay_microseconds": _USED,
     "sequence_batching.oldest.preserve_ordering": _warned(
         "it has no effect: requests of a sequence are answered in their order, those of others when they are ready"
     ),
     "sequence_batching.iterative_sequence": _refused(
         "this server runs each request once; leave it out if the model does not ask to be run again"
     ),
-    "ensemble_scheduling": _USED,
-    "instance_group.name": _USED,
-    "instance_group.kind": _USED,
-    "instance_group.count": _USED,
-    "instance_group.gpus": _USED,
-    "instance_group.passive": _USED,
     "instance_group.rate_limiter": _warned(
         "it has no effect: each instance takes the next batch as soon as it is free"
     ),
@@ -173,14 +149,10 @@ RULES: Mapping[str, FieldRule] = {
     "instance_group.host_policy": _warned(
         "it has no effect: this server does not bind threads or memory to NUMA nodes"
     ),
-    "default_model_filename": _USED,
     "cc_model_filenames": _warned(
         "it has no effect: every GPU gets default_model_filename, whatever its compute capability"
     ),
     "metric_tags": _warned("it has no effect: a model's metrics have no additional labels"),
-    "parameters": _USED,
-    "model_warmup": _USED,
-    "model_operations.op_library_filename": _USED,
     "model_transaction_policy.decoupled": _refused(
         "only Python functions that are declared with streams=True have several responses to a request; leave it out if the "
         "model has one"
@@ -188,7 +160,6 @@ RULES: Mapping[str, FieldRule] = {
     "model_repository_agents": _refused(
         "this server has no agents, so a check or decryption of the files would not happen; leave it out"
     ),
-    "response_cache.enable": _USED,
     "model_metrics": _warned("it has no effect: histograms have the server's buckets"),
 }
 

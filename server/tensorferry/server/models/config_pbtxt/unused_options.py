@@ -9,7 +9,7 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.option import OptionScope
 from tensorferry.server.config.server_config import OPTIONS
 from tensorferry.server.models.config_pbtxt.pbtxt import is_complete
-from tensorferry.server.runtime.ort_options import BATCHING, has_providers, runs_on_cpu, usable_providers
+from tensorferry.server.runtime.ort_options import BATCHING, has_providers, runs_on_cpu, runs_on_gpu
 
 _Decides = Callable[[ModelConfig], bool]
 
@@ -28,29 +28,27 @@ def _cuda_parameter(name: str) -> tuple[str, _Decides]:
     return f"the parameter {name}", decides
 
 
-def _has_scheduler(config: ModelConfig) -> bool:
-    return config.HasField("dynamic_batching")
-
-
-def _decides_window(config: ModelConfig) -> bool:
-    return _has_scheduler(config) or is_complete(config) or config.max_batch_size == 1
-
-
+_SCHEDULER: tuple[str, _Decides] = (
+    "dynamic_batching",
+    lambda config: config.HasField("dynamic_batching"),
+)
+_SIZE: tuple[str, _Decides] = (
+    "max_batch_size, or input and output",
+    lambda config: config.max_batch_size > 0 or is_complete(config),
+)
+_WINDOW: tuple[str, _Decides] = (
+    "how requests share batches",
+    lambda config: config.HasField("dynamic_batching") or is_complete(config) or config.max_batch_size == 1,
+)
 # By the option's field: what of a model's configuration decides instead of the option, and whether it does.
 _DECISIVE: Mapping[str, tuple[str, _Decides]] = {
-    "max_batch_size": (
-        "max_batch_size, or input and output",
-        lambda config: config.max_batch_size > 0 or is_complete(config),
-    ),
-    "max_queue_delay": ("how requests share batches", _decides_window),
-    "preferred_batch_sizes": ("how requests share batches", _decides_window),
-    "priority_weights": ("dynamic_batching", _has_scheduler),
-    "default_priority": ("dynamic_batching", _has_scheduler),
+    "max_batch_size": _SIZE,
+    "max_queue_delay": _WINDOW,
+    "preferred_batch_sizes": _WINDOW,
+    "priority_weights": _SCHEDULER,
+    "default_priority": _SCHEDULER,
     "batching": _parameter(BATCHING),
-    "batching_rewrite": (
-        "max_batch_size, or input and output",
-        lambda config: config.max_batch_size > 0 or is_complete(config),
-    ),
+    "batching_rewrite": _SIZE,
     "instances": ("instance_group", lambda config: bool(config.instance_group)),
     "threads": _parameter("intra_op_thread_count"),
     "providers": ("execution_accelerators", has_providers),
@@ -83,6 +81,6 @@ def unused_options(
             yield f"{option.flag}, which has no effect: no instance of the model is on a GPU"
     providers = options.get("providers", ())
     for name in providers if requested is None or not has_providers(requested) else ():
-        if name not in usable_providers(providers, devices):
+        if not (("cpu" in devices and runs_on_cpu(name)) or (on_gpu and runs_on_gpu(name))):
             place = "the CPU" if runs_on_cpu(name) else "a GPU"
             yield f"the provider {name}, which has no effect: no instance of the model is on {place}"

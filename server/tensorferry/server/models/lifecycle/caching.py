@@ -6,7 +6,6 @@ import logging
 
 from tensorferry.batcher import AnswerCache, Batcher, Pipeline
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
-from tensorferry.server.python.steps.loaded_step import LoadedStep
 from tensorferry.server.python.steps.planning import Plan
 from tensorferry.server.signature import Signature
 
@@ -55,18 +54,14 @@ def _by_rows(signature: Signature, batcher: Batcher | Pipeline) -> bool:
 
 def _impurity(plan: Plan) -> str:
     """Return why equal requests may get different answers; "" if they cannot."""
-    reasons = []
     for placed in (step for stage in plan.stages for step in stage.steps):
-        if placed.step is None:
-            reasons.append(f"its step {placed.name!r} is another model, which can be replaced")
-        else:
-            reasons.append(_impurity_of(placed.step))
-    return next(filter(None, reasons), "")
-
-
-def _impurity_of(step: LoadedStep) -> str:
-    if step.sequences is not None:
-        return "it keeps states of sequences"
-    if step.streams:
-        return "it answers in streams"
-    return step.impure
+        step = placed.step
+        if step is None:
+            return f"its step {placed.name!r} is another model, which can be replaced"
+        if step.sequences is not None:
+            return "it keeps states of sequences"
+        if step.streams:
+            return "it answers in streams"
+        if step.impure:
+            return step.impure
+    return ""

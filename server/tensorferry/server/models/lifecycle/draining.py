@@ -18,13 +18,9 @@ def wait_until_idle(models: Sequence[Model], until: float) -> bool:
         model.batcher.flush()
     before = -1
     # Each model was idle at some time of a pass. If none accepted anything during the pass, all are idle at its end.
-    while (accepted := _accepted(models)) != before:
+    while (accepted := sum([model.batcher.statistics().accepted for model in models])) != before:
         before = accepted
         for model in models:
             if not model.batcher.wait_idle(max(0.0, until - time.monotonic())):
                 return False
     return True
-
-
-def _accepted(models: Sequence[Model]) -> int:
-    return sum([model.batcher.statistics().accepted for model in models])

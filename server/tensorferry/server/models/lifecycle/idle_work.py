@@ -174,10 +174,7 @@ class IdleWork:
             return "its files have changed since it was loaded; load it again"
         for user in self._registry.users(name):
             for used in user.uses:
-                reason = used.name == name and used.incompatibility(
-                    replacement.signature, replacement.batcher, batched=replacement.batched
-                )
-                if reason:
+                if used.name == name and (reason := replacement.misfit(used)):
                     return f"steps of model {user.name!r} could not use it any more: {reason}"
         return ""
 

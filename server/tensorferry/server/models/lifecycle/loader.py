@@ -64,15 +64,14 @@ def load_model(source: ModelSource, context: LoadContext) -> Model:
 
 def _load_model(source: ModelSource, context: LoadContext) -> Model:
     declared = source.declaration
-    ensemble = source.config is not None and is_ensemble(source.config)
-    if (ensemble or isinstance(declared, (FunctionModel, PipelineModel))) and context.config.for_model(
-        source.name
-    ).state:
+    options = context.config.for_model(source.name)
+    one_file = not is_ensemble(source.config) and not isinstance(declared, (FunctionModel, PipelineModel))
+    if options.state and not one_file:
         raise StartError(
             f"model {source.name!r} has the option --state, which only an ONNX model by itself can have; give it in the table "
             "[models.NAME] of that model"
         )
-    if source.config is not None and ensemble:
+    if is_ensemble(source.config):
         return _load_ensemble(source, source.config, context)
     if isinstance(declared, PipelineModel):
         check_settings_are_declared(source.config, source.name, "a pipeline")
@@ -81,11 +80,11 @@ def _load_model(source: ModelSource, context: LoadContext) -> Model:
         check_settings_are_declared(source.config, source.name, "an ONNX model")
     step = _load_step(source, context)
     if not isinstance(declared, FunctionModel):
-        step = with_sequences(source, step, declared, context.config.for_model(source.name))
+        step = with_sequences(source, step, declared, options)
     plan = plan_pipeline(source.name, [place(source.name, step.signature, {}, {}, step)], None)
     # A pipeline has no optional inputs.
     plan = replace(plan, signature=step.signature)
-    _warn_about_unreachable_batches(source.name, step, context.config.for_model(source.name))
+    _warn_about_unreachable_batches(source.name, step, options)
     model = _model(source, plan, context, step.config, step.decision.verdict, step.batching)
     return replace(
         model,
@@ -121,7 +120,7 @@ def _load_pipeline(source: ModelSource, declared: PipelineModel, context: LoadCo
         f"{stage.name}: {stage.steps[0].step.batching if stage.steps[0].step is not None else 'its own batches'}"
         for stage in plan.stages
     )
-    named = [context.get_model(step.used.name) for step in steps if step.used is not None]
+    named = [context.registry.get(step.used.name) for step in steps if step.used is not None]
     verdict = _weakest(
         [step.decision.verdict for step in loaded] + [model.batching_verdict for model in named]
     )
@@ -160,7 +159,7 @@ def _load_ensemble(source: ModelSource, given: ModelConfig, context: LoadContext
 
 def _composing_model(ensemble: str, named: NamedModel, context: LoadContext) -> Model:
     try:
-        model = context.get_model(*named)
+        model = context.registry.get(*named)
     except ServerError as error:
         raise StartError(
             f"ensemble {ensemble!r} depends on {named.name!r}, which does not serve: {error}"
@@ -216,7 +215,7 @@ def _place_step(
     """Load a step of a pipeline. `ragged` has the tensors whose rows differ in length, as functions before it give them."""
     if isinstance(step.model, str):
         try:
-            model = context.get_model(step.model)
+            model = context.registry.get(step.model)
         except ServerError as error:
             raise StartError(f"pipeline {declared.name!r}, step {step.model!r}: {error}") from None
         if model.streams:
@@ -339,7 +338,7 @@ def _model(
         slo=options.slo or math.inf,
         padding=built.padding,
         config=config,
-        labels=StepLabels(labels, plan, context.step_model) if used else labels,
+        labels=StepLabels(labels, plan, context.registry) if used else labels,
         devices=tuple(device for step in own for device in step.settings.devices),
         health=health,
         exemplars=Exemplars() if options.metrics_port is not None else None,

@@ -7,11 +7,13 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from tensorferry.batcher import AnswerCache, Batcher, Padding, Pipeline, Request, StageModel, StatefulBatcher
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
+from tensorferry.server.models.lifecycle.public_reasons import without_paths
 from tensorferry.server.observability.logs.exemplars import Exemplars
 from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.python.steps.named_model import ModelReference, stage_model
@@ -106,6 +108,10 @@ class Model:
         """Whether axis 0 counts rows."""
         return self.max_batch_size > 0
 
+    def misfit(self, used: ModelReference) -> str:
+        """Return why the model cannot run the steps that have this reference; "" if it can."""
+        return used.incompatibility(self.signature, self.batcher, batched=self.batched)
+
     def enqueue(self, request: Request, *, notify: bool = True) -> bool:
         """Accept a request of a client; see `Batcher.enqueue`."""
         return (self.cache or self.batcher).enqueue(request, notify=notify)
@@ -122,8 +128,7 @@ class Model:
 class RegistryEntry:
     """The state of a version, its model while it is loaded, and the reason if it is unavailable.
 
-    `public_reason` is the reason without paths of the server, for callers without permission to control models. `after` is the
-    entry that follows an unloading one, if the version is loaded again meanwhile.
+    `after` is the entry that follows an unloading one, if the version is loaded again meanwhile.
     """
 
     name: str
@@ -131,7 +136,6 @@ class RegistryEntry:
     state: ModelState
     model: Model | None = None
     reason: str = ""
-    public_reason: str = ""
     after: RegistryEntry | None = None
 
     @property
@@ -143,11 +147,13 @@ class RegistryEntry:
 class ModelRegistry:
     """Models by name and version. Every method is thread-safe.
 
-    `may_be_empty` says whether a server without models is ready, because clients may load some later.
+    `may_be_empty` says whether a server without models is ready, because clients may load some later. `roots` are the
+    directories of the model repositories, which public reasons do not show.
     """
 
-    def __init__(self, *, may_be_empty: bool = True) -> None:
+    def __init__(self, *, may_be_empty: bool = True, roots: Sequence[Path] = ()) -> None:
         self._may_be_empty = may_be_empty
+        self._roots = roots
         # Guards _entries, generation and only_model. Held only for look-ups and updates, which may read a model's health.
         # Models are loaded and closed without it. The last two, and `retired`, are also read without it.
         self._lock = threading.Lock()
@@ -158,16 +164,12 @@ class ModelRegistry:
         self.only_model: Model | None = None
         # Models that serve no more, but go on with the sequences that live.
         self.retired: tuple[Model, ...] = ()
-        self._complete = False
-
-    @property
-    def complete(self) -> bool:
-        """Whether every model that is served from the start was loaded, or failed to load."""
-        return self._complete
+        # Whether every model that is served from the start was loaded, or failed to load.
+        self.complete = False
 
     def mark_complete(self) -> None:
         """Record that the models served from the start were all tried."""
-        self._complete = True
+        self.complete = True
 
     def mark_loading(self, name: str, version: str) -> None:
         """Record that a version is being loaded. If it is ready, it serves until it is replaced."""
@@ -194,19 +196,15 @@ class ModelRegistry:
             self._put_loaded_locked(model)
         return True
 
-    def mark_failed(self, name: str, version: str, reason: str, public_reason: str | None = None) -> None:
-        """Record that a version could not be loaded. If it is ready, it continues to serve.
-
-        The default of `public_reason` is `reason`.
-        """
+    def mark_failed(self, name: str, version: str, reason: str) -> None:
+        """Record that a version could not be loaded. If it is ready, it continues to serve."""
         with self._lock:
             broken = self._failed_model_locked(name, version)
             if broken is not None and self._entry_of_locked(broken).state is ModelState.READY:
                 # What its steps need was loaded meanwhile.
                 self._put_loaded_locked(broken)
                 return
-            public = reason if public_reason is None else public_reason
-            entry = RegistryEntry(name, version, ModelState.UNAVAILABLE, broken, reason, public)
+            entry = RegistryEntry(name, version, ModelState.UNAVAILABLE, broken, reason)
             self._put_unless_it_runs_locked(entry)
 
     def health_changed(self, health: InstanceHealth) -> None:
@@ -225,35 +223,23 @@ class ModelRegistry:
         self._put_locked(self._entry_of_locked(model))
 
     def _entry_of_locked(self, model: Model) -> RegistryEntry:
-        reason, public_reason = model.health.reason or "", model.health.reason or ""
-        for used in model.uses:
-            if reason:
-                break
-            reason, public_reason = self._missing_locked(used)
+        reasons = (model.health.reason or "", *map(self._missing_locked, model.uses))
+        reason = next(filter(None, reasons), "")
         state = ModelState.UNAVAILABLE if reason else ModelState.READY
-        return RegistryEntry(model.name, model.version, state, model, reason, public_reason)
+        return RegistryEntry(model.name, model.version, state, model, reason)
 
-    def _missing_locked(self, used: ModelReference) -> tuple[str, str]:
-        """Return why a model that a step names cannot run it, and the same without paths; "" if it can."""
+    def _missing_locked(self, used: ModelReference) -> str:
+        """Return why a model that a step names cannot run it; "" if it can."""
         entry = self._used_locked(used)
         which = f"model {used.name!r}" + (f" version {used.version}" if used.version else "")
         if entry is None:
-            missing = f"its steps need {which}, which is not loaded"
-            return missing, missing
+            return f"its steps need {which}, which is not loaded"
         if entry.state is not ModelState.READY or entry.model is None:
-            begin = f"its steps need {which}, which is {entry.state.value}"
-            return (
-                f"{begin} ({entry.reason})" if entry.reason else begin,
-                f"{begin} ({entry.public_reason})" if entry.public_reason else begin,
-            )
-        model = entry.model
-        incompatibility = used.incompatibility(model.signature, model.batcher, batched=model.batched)
-        reason = (
-            f"its steps need {which}, which was replaced by one that does not fit them: {incompatibility}"
-            if incompatibility
-            else ""
-        )
-        return reason, reason
+            why = f" ({entry.reason})" if entry.reason else ""
+            return f"its steps need {which}, which is {entry.state.value}{why}"
+        if misfit := entry.model.misfit(used):
+            return f"its steps need {which}, which was replaced by one that does not fit them: {misfit}"
+        return ""
 
     def _used_locked(self, used: ModelReference) -> RegistryEntry | None:
         versions = self._entries.get(used.name, {})
@@ -295,7 +281,7 @@ class ModelRegistry:
             entry.model is not None and entry.state in (ModelState.UNAVAILABLE, ModelState.LOADING)
             for entry in entries
         )
-        return self._complete and (works or (self._may_be_empty and not broken))
+        return self.complete and (works or (self._may_be_empty and not broken))
 
     def mark_unloading(self, model: Model) -> Model:
         """Record that a version is being unloaded, and accepts no requests.
@@ -324,7 +310,7 @@ class ModelRegistry:
             entry = self._entries.get(model.name, {}).get(model.version)
             if entry is not None and entry.model is model:
                 which = (model.name, model.version)
-                unloaded = RegistryEntry(*which, ModelState.UNAVAILABLE, None, _UNLOADED, _UNLOADED)
+                unloaded = RegistryEntry(*which, ModelState.UNAVAILABLE, None, _UNLOADED)
                 self._put_locked(entry.after or unloaded)
 
     def _put_unless_it_runs_locked(self, entry: RegistryEntry) -> None:
@@ -353,7 +339,7 @@ class ModelRegistry:
         """
         entry = self._entry(name, version, _latest)
         if entry.state is not ModelState.READY or entry.model is None:
-            raise _not_ready(entry)
+            raise self._not_ready(entry)
         return entry.model
 
     def step_model(self, name: str, version: str = "") -> Model:
@@ -363,8 +349,18 @@ class ModelRegistry:
         """
         entry = self._entry(name, version, _latest_for_steps)
         if entry.model is None or entry.state not in (ModelState.READY, ModelState.UNLOADING):
-            raise _not_ready(entry)
+            raise self._not_ready(entry)
         return entry.model
+
+    def public_reason(self, reason: str) -> str:
+        """Return the reason without paths of the server, for callers that may not control models."""
+        return without_paths(reason, self._roots)
+
+    def _not_ready(self, entry: RegistryEntry) -> NotReadyError:
+        why = f" ({self.public_reason(entry.reason)})" if entry.reason else ""
+        return NotReadyError(
+            f"model {entry.name!r} version {entry.version} is not at ready state: it is {entry.state.value}{why}"
+        )
 
     def needs(self, user: Model, model: Model) -> bool:
         """Whether steps of a model are run by the other one, or by models that need it."""
@@ -423,10 +419,8 @@ class ModelRegistry:
                 return False
             for used in entry.model.uses:
                 now = self._used_locked(used)
-                if now is None or now.state is not ModelState.READY or now.model is None:
-                    continue
-                model = now.model
-                if used.incompatibility(model.signature, model.batcher, batched=model.batched):
+                ready = None if now is None or now.state is not ModelState.READY else now.model
+                if ready is not None and ready.misfit(used):
                     return True
             return False
 
@@ -452,13 +446,6 @@ class ModelRegistry:
     def models(self) -> Sequence[Model]:
         """Return all loaded models, ready or unloading."""
         return [entry.model for entry in self.entries() if entry.model is not None]
-
-
-def _not_ready(entry: RegistryEntry) -> NotReadyError:
-    why = f" ({entry.public_reason})" if entry.public_reason else ""
-    return NotReadyError(
-        f"model {entry.name!r} version {entry.version} is not at ready state: it is {entry.state.value}{why}"
-    )
 
 
 def _latest(versions: Mapping[str, RegistryEntry]) -> RegistryEntry:

@@ -57,7 +57,9 @@ def with_sequences(
         )
         for state in configured.states
     ]
-    controls = tuple(_with_rows(control, batched=batched) for control in configured.controls)
+    controls = configured.controls
+    if batched:
+        controls = tuple(replace(each, false=each.false[None], true=each.true[None]) for each in controls)
     for control in controls:
         _check_known(name, what, "input", control.input, inputs)
         _check_control(name, control, inputs[control.input])
@@ -92,10 +94,6 @@ def _check_known(model: str, what: str, kind: str, name: str, known: Mapping[str
         )
 
 
-def _with_rows(control: ControlTensor, *, batched: bool) -> ControlTensor:
-    return replace(control, false=control.false[None], true=control.true[None]) if batched else control
-
-
 def _check_control(model: str, control: ControlTensor, spec: TensorSpec) -> None:
     if control.false.dtype != spec.datatype.storage or len(spec.dims) != control.false.ndim:
         raise StartError(
@@ -117,10 +115,7 @@ def _state(
         raise StartError(
             f"{pair}: the input is {given.datatype.name} and the output {taken.datatype.name}; both must have one datatype of numbers"
         )
-    if len(given.dims) != len(taken.dims) or any(
-        isinstance(a, int) and isinstance(b, int) and a != b
-        for a, b in zip(given.dims, taken.dims, strict=True)
-    ):
+    if not _fits(given.dims, taken.dims):
         raise StartError(
             f"{pair}: the input is {list(given.shape)} and the output {list(taken.shape)}; both must have one shape"
         )
@@ -148,9 +143,11 @@ def _state(
     return StateTensor(given.name, taken.name, np.zeros(shape, given.datatype.storage))
 
 
-def _fits(shape: Sequence[int], dims: Sequence[int | str]) -> bool:
-    return len(shape) == len(dims) and all(
-        size == dim or not isinstance(dim, int) for size, dim in zip(shape, dims, strict=True)
+def _fits(dims: Sequence[int | str], others: Sequence[int | str]) -> bool:
+    """Return whether tensors with these dimensions can have one shape."""
+    return len(dims) == len(others) and all(
+        isinstance(one, str) or isinstance(other, str) or one == other
+        for one, other in zip(dims, others, strict=True)
     )
 
 

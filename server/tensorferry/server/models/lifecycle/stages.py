@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,12 +30,7 @@ from tensorferry.server.errors import NotReadyError
 from tensorferry.server.models.config_pbtxt.settings import ModelSettings
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.registry import ModelStep
-from tensorferry.server.python.steps.loaded_step import (
-    DeclaredSequences,
-    LoadedStep,
-    StepInstance,
-    WarmupTime,
-)
+from tensorferry.server.python.steps.loaded_step import DeclaredSequences, LoadedStep, StepInstance
 from tensorferry.server.python.steps.named_model import ModelReference, stage_model
 from tensorferry.server.python.steps.planning import Plan, PlannedStage, StepBinding
 from tensorferry.server.python.steps.stage_function import StageFunction, StageStep, StepTimes, no_calls
@@ -78,23 +74,22 @@ def build(
 
     `settings` are those of a pipeline that has no batcher of its own.
     """
-    config = context.config.for_model(name)
+    policy = client_policy(context.config.for_model(name))
     if len(plan.stages) == 1 and plan.stages[0].steps[0].step is not None:
         (planned,) = plan.stages
         stage = _StageBuilder(name, planned, context, health, 0, whole=True)
-        batcher: Batcher | Pipeline = stage.batcher(name, context.response_hook, client_policy(config))
+        batcher = stage.batcher(name, context.response_hook, policy)
         return BuiltModel(batcher, stage.padding, stage.described(), stage.close)
-    policy = client_policy(config)
     # The pipeline bounds its clients. Its stages let them share.
     share = replace(ClientPolicy(), fair=True, weights=policy.weights) if policy and policy.fair else None
     stages: list[Stage] = []
     steps: list[ModelStep] = []
-    close: list[Callable[[], None]] = []
+    started = ExitStack()
     first = 0
     for planned in plan.stages:
         if (used := planned.steps[0].used) is not None:
             stages.append(_stage_of_model(planned, used, context))
-            steps.append(_described(planned.steps[0], planned, ()))
+            steps.append(_described(planned.steps[0], planned))
             continue
         stage = _StageBuilder(name, planned, context, health, first, whole=False)
         first += _instances(planned)
@@ -102,12 +97,7 @@ def build(
         hook = context.response_hook if planned is plan.stages[-1] else None
         stages.append(stage.stage(stage.batcher(f"{name}/{planned.name}", hook, share)))
         steps += stage.described()
-        close.append(stage.close)
-
-    def release() -> None:
-        for each in close:
-            each()
-
+        started.callback(stage.close)
     pipeline = Pipeline(
         name,
         stages,
@@ -116,7 +106,7 @@ def build(
         settings=settings,
         clients=policy,
     )
-    return BuiltModel(pipeline, None, tuple(steps), release)
+    return BuiltModel(pipeline, None, tuple(steps), started.close)
 
 
 def make_batcher(
@@ -226,7 +216,7 @@ class _StageBuilder:
         for number, made in enumerate(self._instances):
             for instance in made:
                 instance.on_hang(_hung_run_callback(weakref.ref(batcher), number))
-        for rows, seconds in _warmup(self._loaded):
+        for rows, seconds in sorted(_warmup(self._loaded).items()):
             batcher.add_warmup_sample(rows, seconds)
         return batcher
 
@@ -248,7 +238,8 @@ class _StageBuilder:
         """Return the steps, for metrics and the status page."""
         return tuple(
             replace(
-                _described(placed, self._planned, tuple(times)),
+                _described(placed, self._planned),
+                times=tuple(times),
                 processes=tuple(one.process for one in instances if one.process is not None),
             )
             for placed, times, instances in zip(
@@ -305,9 +296,9 @@ def _stage_of_model(planned: PlannedStage, used: ModelReference, context: LoadCo
 
     def look_up() -> StageModel:
         nonlocal fits
-        model = context.step_model(used.name, used.version)
+        model = context.registry.step_model(used.name, used.version)
         if model.signature is not fits:
-            if reason := used.incompatibility(model.signature, model.batcher, batched=model.batched):
+            if reason := model.misfit(used):
                 raise NotReadyError(
                     f"model {used.name!r} was replaced by one that does not fit the steps that name it: {reason}"
                 )
@@ -335,21 +326,15 @@ def _shapes_key(tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) ->
     return tuple(shapes)
 
 
-def _described(placed: StepBinding, planned: PlannedStage, times: tuple[StepTimes, ...]) -> ModelStep:
+def _described(placed: StepBinding, planned: PlannedStage) -> ModelStep:
     kind = "model" if placed.step is None else "python" if placed.step.python else "onnx"
-    return ModelStep(placed.name, kind, planned.name, placed.inputs, placed.outputs, times)
+    return ModelStep(placed.name, kind, planned.name, placed.inputs, placed.outputs)
 
 
-def _warmup(steps: Sequence[LoadedStep]) -> Sequence[WarmupTime]:
-    """Return the times of a stage at load: sums over its steps, for the sizes that all have run."""
-    if len(steps) == 1:
-        return steps[0].warmup
-    by_rows = [dict(step.warmup) for step in steps]
-    return [
-        WarmupTime(rows, sum(times[rows] for times in by_rows))
-        for rows in by_rows[0]
-        if all(rows in times for times in by_rows)
-    ]
+def _warmup(steps: Sequence[LoadedStep]) -> Mapping[int, float]:
+    """Return the seconds of a stage at load, by rows: sums over its steps, for the sizes that all have run."""
+    sizes = [rows for rows in steps[0].warmup if all(rows in step.warmup for step in steps)]
+    return {rows: sum(step.warmup[rows] for step in steps) for rows in sizes}
 
 
 def _health_callback(health: InstanceHealth, first: int) -> InstanceHealthCallback:

@@ -69,7 +69,8 @@ class Tree:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        lock = open_private(_lock_of(path), "ab")
+        # NFS lets only those share a lock that can read.
+        lock = open_private(_lock_of(path), "a+b")
         weakref.finalize(self, lock.close)
         fcntl.flock(lock, fcntl.LOCK_SH)
 
@@ -150,11 +151,6 @@ class CacheEntry:
         """Return where a tree is."""
         return self._folder / tree.digest
 
-    def remove(self, part: str) -> None:
-        """Remove the tree of a part, whose files are damaged or missing."""
-        with suppress(FileNotFoundError):
-            shutil.rmtree(self.place(self.trees.pop(part)))
-
     def tree(self, part: str) -> Tree:
         """Return the tree of a part that the record has."""
         return Tree(self.place(self.trees[part]))
@@ -203,21 +199,15 @@ class TreeBuilder:
         if not (known and whole):
             make_private_folder(self._entry.partial)
             for name, path in self._kept.items():
-                _link(path, self._entry.partial / name)
+                self._fetch.check_space(self._entry.url, place.parent, path.stat().st_size)
+                make_private_folder((self._entry.partial / name).parent)
+                # Not a link: onnx refuses weights that have several names.
+                shutil.copy2(path, self._entry.partial / name)
             shutil.rmtree(place, ignore_errors=True)
             self._entry.partial.rename(place)
         if tree != self._before:
             self._entry.trees[self._part] = tree
             self._entry.save()
-
-
-def _link(source: Path, target: Path) -> None:
-    """Give a file a second name; copy it where the file system has no links."""
-    make_private_folder(target.parent)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def is_safe(name: str) -> bool:

@@ -80,7 +80,7 @@ LIMITS = Limits()
 class Fetch:
     """Calls of a store for one model, or one version of a model. RemoteError if one fails or exceeds a limit."""
 
-    def __init__(self, store: Store, limits: Limits) -> None:
+    def __init__(self, store: Store, limits: Limits = LIMITS) -> None:
         self._store = store
         self._limits = limits
         self._end = time.monotonic() + limits.whole_seconds
@@ -99,7 +99,7 @@ class Fetch:
         """Download a file; return its SHA-256. The caller removes what is left of a download that fails."""
         began = time.monotonic()
         make_private_folder(path.parent)
-        self._check_space(file, path.parent, file.size or 0)
+        self.check_space(file.url, path.parent, file.size or 0)
         # Opened here: a thread that was given up must not open the file of a later attempt.
         output = _Output(path, partial(self._admit, file, path.parent))
 
@@ -174,14 +174,15 @@ class Fetch:
             raise RemoteError(
                 f"{file.url} has more than {largest} bytes, {said}: it is refused and removed; use another host"
             )
-        self._check_space(file, folder, more)
+        self.check_space(file.url, folder, more)
         self._arrived += more
 
-    def _check_space(self, file: RemoteFile, folder: Path, needed: int) -> None:
+    def check_space(self, url: RemoteUrl, folder: Path, needed: int) -> None:
+        """Raise RemoteError if a directory has too little space for `needed` bytes."""
         free, spare = shutil.disk_usage(folder).free, self._limits.spare_bytes
         if needed + spare > free:
             raise RemoteError(
-                f"{file.url} needs {size_text(needed)}, but {folder} has {size_text(free)} free, and {size_text(spare)} must stay "
+                f"{url} needs {size_text(needed)}, but {folder} has {size_text(free)} free, and {size_text(spare)} must stay "
                 "free: make room, or name another directory by --model-cache"
             )
 

@@ -71,7 +71,7 @@ class ModelFiles:
             path = entry.place(known) / name
             if not file.is_at(path) or ((url.pins or url.immutable) and sha256_of(path) != file.sha256):
                 _log.warning("%s: %s in the cache is damaged; it is fetched again", url, path)
-                entry.remove(_PART)
+                del entry.trees[_PART]
                 return False
         # Another hash may have been pinned when it was fetched, or none.
         return not url.pins or all(file.sha256 == url.pin(name) for name, file in known.files.items())

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tensorferry.server.models.remote.cache import CacheEntry, Tree, TreeBuilder, is_safe
-from tensorferry.server.models.remote.download import LIMITS, Fetch, Limits, RemoteFile
+from tensorferry.server.models.remote.download import Fetch, RemoteFile
 from tensorferry.server.models.remote.failures import ChangedError, RemoteError, UnreachableError
 from tensorferry.server.models.remote.stores import MOST_FILES, StoreOf
 from tensorferry.server.models.remote.url import RemoteUrl
+from tensorferry.server.names import VERSION
 from tensorferry.server.system.scratch_directory import ScratchDirectory
 
 _log = logging.getLogger("tensorferry.server")
@@ -31,15 +32,7 @@ class RepositoryMirror:
     Call `refresh` before anything else. Only for one thread at a time; other threads may read the directory.
     """
 
-    def __init__(
-        self,
-        url: RemoteUrl,
-        cache: Path,
-        store_of: StoreOf,
-        *,
-        allow_code: bool,
-        limits: Limits = LIMITS,
-    ) -> None:
+    def __init__(self, url: RemoteUrl, cache: Path, store_of: StoreOf, *, allow_code: bool) -> None:
         self.url = url
         self.allow_code = allow_code
         # Messages that name a file of the mirror say where it is from.
@@ -47,7 +40,6 @@ class RepositoryMirror:
         self.root = self._scratch.path / f"{url.scheme}:" / url.container / url.path
         self._entry = CacheEntry(cache, url)
         self._store_of = store_of
-        self._limits = limits
         # The files of each part: "NAME" is what a model has outside of its versions, "NAME/VERSION" a version.
         self._parts: dict[str, dict[str, RemoteFile]] = {}
         # The trees that the directory links to, which are kept by that.
@@ -61,7 +53,7 @@ class RepositoryMirror:
         """
         with self._entry.locked():
             try:
-                files = Fetch(self._store_of(self.url), self._limits).list(self.url)
+                files = Fetch(self._store_of(self.url)).list(self.url)
             except UnreachableError as error:
                 self._parts = self._parts or {
                     part: {
@@ -93,36 +85,31 @@ class RepositoryMirror:
                 continue
             # Version directories only; what else the model has changes when it is fetched.
             for entry in list(model.iterdir()):
-                if _is_version(entry.name) and f"{model.name}/{entry.name}" not in self._parts:
+                if VERSION.fullmatch(entry.name) and f"{model.name}/{entry.name}" not in self._parts:
                     _remove(entry)
         self._linked = {part: tree for part, tree in self._linked.items() if part in self._parts}
 
-    def fetch_model(self, name: str) -> None:
-        """Fetch what a model has outside of its versions, such as its config.pbtxt. RemoteError."""
-        if name not in self._parts:
+    def fetch(self, part: str) -> None:
+        """Fetch a version, NAME/VERSION, or what a model has outside of its versions, NAME. RemoteError."""
+        if part not in self._parts:
             return
-        tree = self._fetch(name)
-        present = {entry.name: entry for entry in tree.path.iterdir()}
-        for entry in list((self.root / name).iterdir()):
-            if entry.name not in present and f"{name}/{entry.name}" not in self._parts:
-                _remove(entry)
-        for entry in present.values():
-            _link(entry, self.root / name / entry.name)
-        self._linked[name] = tree
-
-    def fetch_version(self, name: str, version: int) -> None:
-        """Fetch the files of a model's version. RemoteError."""
-        part = f"{name}/{version}"
-        if part in self._parts:
-            tree = self._fetch(part)
+        tree = self._fetch(part)
+        if "/" in part:
             _link(tree.path, self.root / part)
-            self._linked[part] = tree
+        else:
+            present = {entry.name: entry for entry in tree.path.iterdir()}
+            for entry in list((self.root / part).iterdir()):
+                if entry.name not in present and f"{part}/{entry.name}" not in self._parts:
+                    _remove(entry)
+            for entry in present.values():
+                _link(entry, self.root / part / entry.name)
+        self._linked[part] = tree
 
     def _fetch(self, part: str) -> Tree:
         """Return the tree of a part, after what is not in the cache was fetched."""
         files = self._allowed(part)
         with self._entry.locked():
-            builder = TreeBuilder(self._entry, part, Fetch(self._store_of(self.url), self._limits))
+            builder = TreeBuilder(self._entry, part, Fetch(self._store_of(self.url)))
             try:
                 for name, file in files.items():
                     builder.add(name, file)
@@ -159,16 +146,12 @@ def _parts(url: RemoteUrl, files: Mapping[str, RemoteFile]) -> dict[str, dict[st
             # A file beside the models, such as a README.
             continue
         version, slash, name = rest.partition("/")
-        part, name = (f"{model}/{version}", name) if slash and _is_version(version) else (model, rest)
+        part, name = (f"{model}/{version}", name) if slash and VERSION.fullmatch(version) else (model, rest)
         parts.setdefault(model, {})
         of_part = parts.setdefault(part, {})
         if name and not name.endswith("/"):
             of_part[name] = file
     return parts
-
-
-def _is_version(name: str) -> bool:
-    return name.isascii() and name.isdecimal() and name[0] != "0"
 
 
 def _remove(path: Path) -> None:

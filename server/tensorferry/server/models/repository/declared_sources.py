@@ -124,7 +124,7 @@ def _in_order(found: dict[str, ModelSource]) -> Sequence[ModelSource]:
 
 def named_steps(source: ModelSource) -> Sequence[str]:
     """Return the names of the other models that the steps of a pipeline or an ensemble name, each once."""
-    if source.config is not None and is_ensemble(source.config):
+    if is_ensemble(source.config):
         return list(dict.fromkeys(named.name for named in named_models(source.config)))
     if not isinstance(source.declaration, PipelineModel):
         return ()

@@ -20,13 +20,13 @@ from tensorferry.serving import FunctionModel, OnnxModel
 
 def fetched_sources(sources: Sequence[ModelSource], config: ServerConfig) -> Sequence[ModelSource]:
     """Return the sources, with the path in the cache of those that are elsewhere. StartError for the first that fails."""
-    files = _model_files(config)
-    return [source if source.origin is None else _fetched(source, source.origin, files) for source in sources]
-
-
-def _fetched(source: ModelSource, url: RemoteUrl, files: ModelFiles) -> ModelSource:
-    fetched = files.fetch(url)
-    return replace(source, path=fetched.path, keep_alive=fetched.tree)
+    files, found = _model_files(config), []
+    for source in sources:
+        if source.origin is not None:
+            fetched = files.fetch(source.origin)
+            source = replace(source, path=fetched.path, keep_alive=fetched.tree)
+        found.append(source)
+    return found
 
 
 def fetch_declared(declared: OnnxModel, config: ServerConfig) -> FetchedModel:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import ServerError, StartError
-from tensorferry.server.models.lifecycle.load_context import FindModel
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
+from tensorferry.server.models.remote.cache import is_safe
+from tensorferry.server.models.repository.repository import CONFIG_FILE
 from tensorferry.server.python.steps.planning import Plan
 
 _Labels = Mapping[str, Sequence[str]]
@@ -16,9 +18,9 @@ _Labels = Mapping[str, Sequence[str]]
 class StepLabels(_Labels):
     """The labels of a pipeline's outputs: its own, or those that the models named by its steps have now."""
 
-    def __init__(self, own: _Labels, plan: Plan, find: FindModel) -> None:
+    def __init__(self, own: _Labels, plan: Plan, registry: ModelRegistry) -> None:
         self._own = own
-        self._find = find
+        self._registry = registry
         self._producers = {
             tensor: (step.used, output)
             for stage in plan.stages
@@ -32,7 +34,7 @@ class StepLabels(_Labels):
             return self._own[output]
         used, name = self._producers[output]
         try:
-            return self._find(used.name, used.version).labels[name]
+            return self._registry.step_model(used.name, used.version).labels[name]
         except ServerError:
             raise KeyError(output) from None
 
@@ -41,13 +43,6 @@ class StepLabels(_Labels):
 
     def __len__(self) -> int:
         return len(list(self))
-
-    def __contains__(self, output: object) -> bool:
-        try:
-            self[str(output)]
-        except KeyError:
-            return False
-        return True
 
 
 def read_labels(config: ModelConfig | None, directory: Path | None) -> dict[str, tuple[str, ...]]:
@@ -65,7 +60,11 @@ def read_labels(config: ModelConfig | None, directory: Path | None) -> dict[str,
         if "\0" in output.label_filename:
             raise StartError(f"{directory}: {where}, which is no file name")
         path = (directory / output.label_filename).resolve()
-        if not path.is_relative_to(directory.resolve()):
+        inside = path.is_relative_to(directory.resolve())
+        if not inside and is_safe(output.label_filename):
+            # Files of a repository elsewhere are links into the cache, as the configuration is.
+            inside = path.is_relative_to((directory / CONFIG_FILE).resolve().parent)
+        if not inside:
             raise StartError(f"{directory}: {where}, which is outside of the model's directory")
         try:
             text = path.read_bytes().decode(errors="surrogateescape")

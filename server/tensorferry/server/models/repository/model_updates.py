@@ -12,7 +12,6 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource
 from tensorferry.server.errors import LoadFailedError, NotFoundError, StartError
 from tensorferry.server.models.config_pbtxt.ensembles import is_ensemble
-from tensorferry.server.models.lifecycle.public_reasons import without_paths
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 from tensorferry.server.models.lifecycle.unloading import ModelUnloader
 from tensorferry.server.models.repository.declared_sources import declared_source, named_steps
@@ -263,9 +262,7 @@ class ModelUpdater:
 
     def _report_failure(self, name: str, version: str, error: StartError) -> None:
         if version:
-            self._registry.mark_failed(
-                name, version, str(error), without_paths(str(error), self._repository.roots)
-            )
+            self._registry.mark_failed(name, version, str(error))
         serves = "; the loaded version continues to serve" if self._registry.serves(name) else ""
         _log.error("model %s version %s cannot be loaded: %s%s", name, version or "?", error, serves)
         self._changed(name)

@@ -20,7 +20,7 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.models.config_pbtxt.ensembles import is_ensemble
 from tensorferry.server.models.config_pbtxt.pbtxt import PYTHON, named_libraries, read_config
 from tensorferry.server.models.remote.repository_mirror import RepositoryMirror
-from tensorferry.server.names import NAME
+from tensorferry.server.names import NAME, VERSION
 
 CONFIG_FILE = "config.pbtxt"
 _MODEL_FILE = "model.onnx"
@@ -140,7 +140,7 @@ def _versions(
     directory: Path, given: ModelConfig | None, mirror: RepositoryMirror | None
 ) -> Sequence[ServedVersion]:
     if mirror is not None:
-        mirror.fetch_model(directory.name)
+        mirror.fetch(directory.name)
     file = directory / CONFIG_FILE
     config = given
     if config is None and file.is_file():
@@ -154,14 +154,15 @@ def _versions(
     present = {int(entry.name): entry for entry in directory.iterdir() if _is_version(entry)}
     selected = _by_policy(present, config)
     if not selected:
+        found = f"version {', '.join(map(str, sorted(present)))}" if present else "none"
         raise RepositoryError(
             f"at least one version must be available under the version policy of model {directory.name!r}: {directory} has "
-            f"{_versions_text(present)} ({_policy(config)}); a version is a directory whose name is a number of at least 1"
+            f"{found} ({_policy(config)}); a version is a directory whose name is a number of at least 1"
         )
     if mirror is not None:
         _check_remote_libraries(config, mirror, file)
         for number in selected:
-            mirror.fetch_version(directory.name, number)
+            mirror.fetch(f"{directory.name}/{number}")
     common = (
         given.SerializeToString(deterministic=True) if given is not None else b"",
         _files(directory, skip=present),
@@ -240,7 +241,7 @@ def _check_remote_libraries(config: ModelConfig | None, mirror: RepositoryMirror
 
 
 def _is_version(entry: Path) -> bool:
-    return entry.name.isascii() and entry.name.isdecimal() and entry.name[0] != "0" and entry.is_dir()
+    return VERSION.fullmatch(entry.name) is not None and entry.is_dir()
 
 
 def _by_policy(present: dict[int, Path], config: ModelConfig | None) -> Sequence[int]:
@@ -259,10 +260,6 @@ def _policy(config: ModelConfig | None) -> str:
     if config is None or not config.HasField("version_policy"):
         return "the latest serves"
     return f"version_policy {{ {' '.join(str(config.version_policy).split())} }}"
-
-
-def _versions_text(present: dict[int, Path]) -> str:
-    return f"version {', '.join(map(str, sorted(present)))}" if present else "none"
 
 
 def _files(directory: Path, skip: dict[int, Path] | None = None) -> Hashable:

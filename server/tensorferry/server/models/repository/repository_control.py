@@ -27,7 +27,6 @@ from tensorferry.server.errors import (
     NotReadyError,
     StartError,
 )
-from tensorferry.server.models.lifecycle.public_reasons import without_paths
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry, ModelState
 from tensorferry.server.models.lifecycle.unloading import ModelUnloader
 from tensorferry.server.models.repository.model_updates import ModelUpdater, Sent, Update
@@ -169,11 +168,7 @@ class RepositoryController:
         try:
             return self._repository.names()
         except StartError as error:
-            raise NotReadyError(self.public_reason(str(error))) from None
-
-    def public_reason(self, reason: str) -> str:
-        """Return the reason without paths of the server, for callers that may not control models."""
-        return without_paths(reason, self._repository.roots)
+            raise NotReadyError(self._registry.public_reason(str(error))) from None
 
     def outgoing_models(self) -> Sequence[Model]:
         """Return the unloaded and replaced models that may still have requests."""
@@ -256,10 +251,8 @@ class RepositoryController:
                     self._updates.update(name)
                 else:
                     self._updates.unload(name)
-            except LoadFailedError:
-                pass
-            except NotFoundError:
-                # Removed since it was listed. The next poll unloads it.
+            except (LoadFailedError, NotFoundError):
+                # The first was logged. A model that was removed since it was listed is unloaded by the next poll.
                 pass
             except BaseException:
                 _log.exception(
@@ -269,7 +262,11 @@ class RepositoryController:
 
     def _load_on_request(self, name: str, config: ModelConfig | None, files: Mapping[str, bytes]) -> None:
         self._check_not_named(name)
-        self._refresh(name)
+        try:
+            # So that the load finds what is new in repositories elsewhere.
+            self._repository.refresh()
+        except StartError as error:
+            raise LoadFailedError(f"load failed for model {name!r}: {error}") from None
         uploaded = None
         for file in files:
             if Path(file).suffix.lower() in _CODE_SUFFIXES:
@@ -287,13 +284,6 @@ class RepositoryController:
                 ) from None
         self._updates.update(name, Update(Sent(config, uploaded), again=True))
         self._updates.keep(name)
-
-    def _refresh(self, name: str) -> None:
-        """List repositories elsewhere again, so that a load request finds what is new there."""
-        try:
-            self._repository.refresh()
-        except StartError as error:
-            raise LoadFailedError(f"load failed for model {name!r}: {error}") from None
 
     def _unload_on_request(self, name: str, dependents: bool) -> None:
         self._check_not_named(name)
