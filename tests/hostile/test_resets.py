@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from hostile.resetting_client import STEPS, ConnectionClosedError, ResettingClient, Wrap, tls_wrapper
+from hostile.resetting_client import STEPS, ConnectionClosedError, ResettingClient, tls_wrapper
 from polling import until
 from support.processes.server import SERVER_PROCESSES, ServerProcess, running
 from support.server.certificates import Issued
+from support.server.raw_h2 import Wrap
 from support.server.rig import request
 
 from tensorferry.client import InferenceClient, Tls, Unavailable
@@ -31,12 +33,17 @@ MOST_CONNECTIONS = 20
 LARGE = request({"x": np.zeros((1, 60_000), np.float32)}, model="m").SerializeToString()
 
 
+def plain(bare: socket.socket) -> socket.socket:
+    """Wrap a connection in nothing."""
+    return bare
+
+
 @dataclass(frozen=True)
 class Target:
     """A server, and the TLS settings of its clients."""
 
     server: ServerProcess
-    wrap: Wrap | None
+    wrap: Wrap
     tls: Tls | bool
 
     def files(self) -> int:
@@ -73,7 +80,7 @@ def target(
     # Each process has its part of the limit.
     most = MOST_CONNECTIONS * int(SERVER_PROCESSES or 1)
     flags: list[str | Path] = [f"m={echo_model}", "--max-connections", str(most)]
-    wrap: Wrap | None = None
+    wrap: Wrap = plain
     tls: Tls | bool = False
     if request.param != "plain":
         issued = Issued.in_folder(tmp_path)
@@ -107,7 +114,7 @@ def test_with_the_legacy_listener_they_end_at_the_age_of_connections(
     flags = (f"m={echo_model}", "--max-connection-age-seconds", "2")
     variables = {"GRPC_EXPERIMENTS": "-event_engine_listener"}
     with running(*flags, transport=transport, variables=variables) as server:
-        target = Target(server, None, False)
+        target = Target(server, plain, False)
         assert target.is_good()
         files = until(target.files, lambda now: now == target.files())
         client = ResettingClient(server.address, LARGE)
@@ -129,5 +136,5 @@ def _accepts_all_connections(client: ResettingClient) -> bool:
         return False
     finally:
         for each in held:
-            each.close()
+            each.leave()
     return True

@@ -34,19 +34,6 @@ def server(transport: str, echo_model: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def send(connection: Connection, call: int, message: bytes, *, last: bool) -> None:
-    """Send the whole message, within the server's flow control."""
-    at = 0
-    while at < len(message):
-        room = connection.h2.local_flow_control_window(call)
-        if room == 0:
-            connection.read()
-            continue
-        connection.send(call, message[at : at + room], last=last and at + room >= len(message))
-        connection.flush()
-        at += room
-
-
 def unsent(server: ServerProcess) -> int:
     return int(scrape(server)["tensorferry_unsent_answer_bytes"])
 
@@ -62,7 +49,7 @@ def test_unread_unary_responses_are_limited(server: ServerProcess) -> None:
         # Twice, because a closed connection must release its bytes.
         with Connection(server.address, PATIENCE, window=0) as connection:
             for _ in range(CALLS):
-                send(connection, connection.begin(headers_of()), LARGE, last=True)
+                connection.send_all(connection.begin(headers_of()), LARGE)
             answers = connection.answers.values()
             while sum(answer.ended for answer in answers) < CALLS - HELD:
                 connection.read()
@@ -75,7 +62,7 @@ def test_unread_unary_responses_are_limited(server: ServerProcess) -> None:
             connection.flush()
             if server.ready["transport"] == "threaded":
                 # The lane refuses the call before its message is read; grpcio reads it first.
-                send(connection, late, framed(b""), last=True)
+                connection.send_all(late, framed(b""))
             connection.await_answers([late])
             assert connection.answers[late].grpc_status == RESOURCE_EXHAUSTED
             assert is_good(server)

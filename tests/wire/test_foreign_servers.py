@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from support.wire.foreign_servers import FOREIGN, started
 
-from tensorferry.client import InferenceClient, InferenceError, InvalidInput, NotFound, Unimplemented, aio
+from tensorferry.client import InferenceClient, InferenceError, InvalidInput, NotFound, Unimplemented
 from tensorferry.client.cli import bench, commands, infer
 
 X = np.array([[1, 2.5, -3]], np.float32)
@@ -216,12 +216,3 @@ def test_what_the_server_lacks_is_an_error(server: Server) -> None:
             list(client.stream("double", [{"x": X}]))
         # The client still works.
         np.testing.assert_array_equal(client.infer("double", {"x": X})["y"], 2 * X)
-
-
-async def test_the_asyncio_client(server: Server) -> None:
-    async with aio.InferenceClient(server.address) as client:
-        for model in ("double", "undeclared"):
-            answer = await client.infer(model, {"x": X})
-            np.testing.assert_array_equal(answer["y"], 2 * X)
-        with pytest.raises(Unimplemented):
-            await client.statistics()

@@ -20,9 +20,10 @@ from support.processes.server import ServerProcess
 GRPCURL = shutil.which("grpcurl", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 
 # Without Go, as on a developer's machine, these tests are skipped; CI must run them.
-pytestmark = pytest.mark.skipif(
+needs_grpcurl = pytest.mark.skipif(
     GRPCURL is None and not os.environ.get("CI"), reason="grpcurl is not installed: make tools installs it"
 )
+pytestmark = needs_grpcurl
 
 
 def grpcurl(server: ServerProcess, *arguments: str, data: Any = None) -> subprocess.CompletedProcess[str]:

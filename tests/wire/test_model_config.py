@@ -89,26 +89,3 @@ def test_a_sent_configuration_replaces_the_file(root: Path, transport: str) -> N
         assert client.get_model_config("m").config.max_batch_size == 4
     (error,) = server.errors()
     assert "has batch_output" in error
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (("dims: 4 }", "dims: 5 }"), "tensor 'x': the model expects 2 dimensions (shape [-1, 4])"),
-        (("level: 1", "levels: 1"), "config.pbtxt: line 7, column 24: "),
-    ],
-)
-def test_an_invalid_configuration_ends_the_server_with_the_reason(
-    root: Path, change: tuple[str, str], said: str
-) -> None:
-    (root / "m" / "config.pbtxt").write_text(CONFIG.replace(*change, 1))
-    done = subprocess.run(
-        command("serve", "--model-repository", root, "--port", "0", "--device", "cpu"),
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert said in done.stderr

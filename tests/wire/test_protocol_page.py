@@ -125,27 +125,3 @@ def test_each_row_of_the_page_is_true(served: Served, row: Row) -> None:
     error: Any = caught.value
     text = row.text.removeprefix("`").removesuffix("`")
     assert (error.code().name, text in error.details()) == (row.here, True), error.details()
-
-
-def test_the_page_marks_where_codes_differ_from_tritons() -> None:
-    differing = {row.when for row in rows() if row.triton != row.here}
-    assert differing == {
-        "there are more rows than a batch holds",
-        "raw contents are too many",
-        "text parameters are beside raw contents",
-        "a custom parameter is a uint64",
-        "the queue is full",
-        "the timeout is over",
-        "an output does not fit its place",
-        "a key names no file",
-        "CUDA shared memory where there is no GPU",
-        "the model is loading, and no version is named",
-        "the model is decoupled",
-        "the model takes sequences",
-        "a decoupled model is loaded",
-        "a model that takes sequences is loaded",
-        "a broken model is loaded",
-        "a model is loaded that is not in the repository",
-        "log settings are changed",
-        "a client switches traces on",
-    }

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import tritonclient.grpc as triton
 from e2e.fixtures import Serve
-from onnx import TensorProto, helper, numpy_helper
 from polling import until
+from support.models import small
 from support.processes.server import ServerProcess, command, environment, running
 from support.wire.inputs import tensor
 from tritonclient.utils import InferenceServerException
@@ -29,18 +29,9 @@ RELOADS, CLIENTS = 6, 4
 
 def scaled(factor: float) -> bytes:
     """Return a model: y [batch, 3] = factor × x."""
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 3]) for name in "xy"]
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "factor"], ["y"])],
-        "scaled",
-        value[:1],
-        value[1:],
-        [numpy_helper.from_array(np.array(factor, np.float32), "factor")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    data: bytes = model.SerializeToString()
-    onnx.checker.check_model(model)
-    return data
+    text = "(float[batch, 3] x) => (float[batch, 3] y) { y = Mul (x, factor) }"
+    with tempfile.TemporaryDirectory() as folder:
+        return small.written(Path(folder) / "scaled.onnx", text, factor=np.float32(factor)).read_bytes()
 
 
 def write(root: Path, name: str, version: int, content: bytes, config: str | None = None) -> None:

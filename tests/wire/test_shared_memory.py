@@ -106,12 +106,6 @@ def test_input_and_output_in_shared_memory(client: triton.InferenceServerClient,
         np.testing.assert_array_equal(memory.get("out", np.int32, [1, 16]), SIXTEEN * times)
 
 
-def test_only_the_output(client: triton.InferenceServerClient, memory: Memory) -> None:
-    memory.region("out", 128)
-    client.infer("echo-INT32", [tensor("x", SIXTEEN, "INT32")], outputs=[wanted("out", 100, offset=28)])
-    np.testing.assert_array_equal(memory.get("out", np.int32, [1, 16], offset=28), SIXTEEN)
-
-
 @pytest.mark.parametrize("in_memory", [{"x"}, {"work", "index"}])
 def test_inputs_of_both_kinds(
     client: triton.InferenceServerClient, memory: Memory, in_memory: set[str]

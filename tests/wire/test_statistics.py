@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.grpc.aio as triton_aio
 from support.processes.server import ServerProcess, running
 from support.wire.inputs import probe
+from support.wire.rig import Stream
 from tritonclient.utils import InferenceServerException
 
 from tensorferry.protos import inference_pb2 as pb
@@ -21,7 +20,7 @@ MOST = 4
 
 
 # The models of the tests, which are the same: each has its own counters.
-NAMES = ("counted", "streamed", "late", "listed", "awaited", "unused")
+NAMES = ("counted", "streamed", "late", "listed", "unused")
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +77,12 @@ def test_counters_include_each_answer_once_it_arrives(client: triton.InferenceSe
 
 
 def test_counters_include_requests_of_a_stream(client: triton.InferenceServerClient) -> None:
-    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
-    client.start_stream(lambda result, error: answers.put((result, error)))
-    for number in range(20):
-        client.async_stream_infer("streamed", probe(rows=2), request_id=str(number))
-    for count in range(1, 21):
-        _, error = answers.get(timeout=30)
-        assert error is None
-        assert statistics(client, "streamed").inference_stats.success.count >= count
-    client.stop_stream()
+    with Stream(client) as stream:
+        for number in range(20):
+            stream.send("streamed", probe(rows=2), str(number))
+        for count in range(1, 21):
+            stream.result()
+            assert statistics(client, "streamed").inference_stats.success.count >= count
     one = statistics(client, "streamed")
     assert (one.inference_stats.success.count, one.inference_count) == (20, 40)
     adds_up(one)
@@ -112,10 +108,3 @@ def test_statistics_of_all_models_of_one_and_of_an_unknown_one(client: triton.In
     assert "statistics" in client.get_server_metadata().extensions
     as_json = client.get_inference_statistics("listed", as_json=True)
     assert as_json["model_stats"][0]["inference_count"] == "3"
-
-
-async def test_asyncio(server: ServerProcess) -> None:
-    async with triton_aio.InferenceServerClient(server.address) as client:
-        await client.infer("awaited", probe(rows=2))
-        (one,) = (await client.get_inference_statistics("awaited")).model_stats
-        assert one.inference_count == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -71,10 +71,6 @@ def health() -> Iterator[HealthService]:
     made.set("m", serving=True)
     yield made
     made.close()
-
-
-def statuses_of(health: HealthService) -> Mapping[str, int]:
-    return health._statuses
 
 
 @pytest.mark.parametrize(
@@ -166,7 +162,7 @@ def test_no_service_serves_after_the_shutdown(health: HealthService) -> None:
     health.set("m", serving=True)
     health.set("new", serving=True)
     watch.await_statuses(STATUS.SERVING, STATUS.NOT_SERVING)
-    assert statuses_of(health) == {"m": STATUS.NOT_SERVING}
+    assert health._statuses == {"m": STATUS.NOT_SERVING}
 
 
 def test_a_client_that_never_reads_does_not_stop_the_server(health: HealthService) -> None:

@@ -23,7 +23,6 @@ DEFAULTS = {
     "log_verbose_level": 0,
     "log_format": "default",
 }
-LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +34,6 @@ def _root(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
-
-
-def settings_with(log_format: str = "text", level: str = "info") -> LogSettingsMethods:
-    return LogSettingsMethods(logs.configure(log_format, level), allowed=True)
 
 
 def request(**settings: Any) -> pb.LogSettingsRequest:
@@ -60,17 +55,8 @@ def settings_after(settings: LogSettingsMethods, **changes: Any) -> dict[str, An
     return values(settings.log_settings(request(**changes)))
 
 
-def written(capfd: pytest.CaptureFixture[str]) -> set[str]:
-    """The levels whose lines are written now."""
-    log_lines.written(capfd)
-    for name, level in LEVELS.items():
-        logging.getLogger("tensorferry.server").log(level, "line of %s", name)
-    text = log_lines.written(capfd)
-    return {name for name in LEVELS if f"line of {name}" in text}
-
-
 def test_times_in_text_change_to_iso_8601_and_back(capfd: pytest.CaptureFixture[str]) -> None:
-    settings = settings_with()
+    settings = LogSettingsMethods(logs.configure("text", "info"), allowed=True)
     record = logging.makeLogRecord(
         {"levelno": 20, "levelname": "INFO", "msg": "line", "created": 1_700_000_000.0}
     )

@@ -25,6 +25,7 @@ IMPLEMENTED = {
     "ModelReady",
     "ServerMetadata",
     "ModelMetadata",
+    "ModelConfig",
     "ModelInfer",
     "RepositoryIndex",
 }

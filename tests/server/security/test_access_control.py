@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from support.server.rig import PATIENCE, Make, fp32, request
-from support.server.scripted_service import OpenStream, ServedTransport
+from support.server.scripted_service import ServedTransport
 from support.server.tokens import (
     DENIED,
     EVERY,
@@ -45,6 +45,12 @@ def app(start: Make, tokens: Path) -> App:
 def channel(app: App) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(app.address) as channel:
         yield channel
+
+
+def opened(tokens: Path) -> AccessControl:
+    access = AccessControl(tokens=tokens)
+    access.open()
+    return access
 
 
 class TestEveryMethod:
@@ -124,9 +130,7 @@ class TestTokens:
 
 def test_a_refused_call_leaves_nothing_behind(serve: Callable[..., ServedTransport], tokens: Path) -> None:
     """The message is not read. The fixture checks that no call is left."""
-    access = AccessControl(tokens=tokens)
-    access.open()
-    served = serve(access=access, options=[("grpc.max_receive_message_length", -1)])
+    served = serve(access=opened(tokens), options=[("grpc.max_receive_message_length", -1)])
     large = bytes(8 << 20)
     for number in range(5):
         assert (
@@ -144,15 +148,10 @@ def test_a_refused_call_leaves_nothing_behind(serve: Callable[..., ServedTranspo
 
 
 class TestStreams:
-    def open(self, channel: grpc.Channel, token: str | None) -> OpenStream:
-        return OpenStream(channel, metadata=bearer(token) if token is not None else ())
-
     def test_requests_sent_before_the_token_is_removed_are_answered(
         self, serve: Callable[..., ServedTransport], tokens: Path
     ) -> None:
-        access = AccessControl(tokens=tokens)
-        access.open()
-        served = serve(access=access)
+        served = serve(access=opened(tokens))
         stream = served.stream(metadata=bearer(TOKENS["infer"]))
         stream.send("1", "2")
         served.service.await_received(2)
@@ -167,9 +166,7 @@ class TestStreams:
     def test_an_idle_stream_ends_at_the_next_request_after_the_token_is_removed(
         self, serve: Callable[..., ServedTransport], tokens: Path
     ) -> None:
-        access = AccessControl(tokens=tokens)
-        access.open()
-        served = serve(access=access)
+        served = serve(access=opened(tokens))
         stream = served.stream(metadata=bearer(TOKENS["infer"]))
         stream.send("1")
         served.service.await_received(1)
@@ -185,9 +182,7 @@ class TestStreams:
     def test_a_stream_continues_with_the_changed_identity(
         self, serve: Callable[..., ServedTransport], tokens: Path
     ) -> None:
-        access = AccessControl(tokens=tokens)
-        access.open()
-        served = serve(access=access)
+        served = serve(access=opened(tokens))
         stream = served.stream(metadata=bearer(TOKENS["infer"]))
         stream.send("1")
         served.service.await_received(1)
@@ -248,8 +243,7 @@ class TestTheFile:
     def test_headers_with_many_blanks_are_not_cached(self, tmp_path: Path) -> None:
         path = tmp_path / "tokens"
         path.write_text(line("alice", "infer", "a"))
-        access = AccessControl(tokens=path)
-        access.open()
+        access = opened(path)
         for header in ("Bearer a", f"Bearer {' ' * 1000}a"):
             caller = access.admit(
                 "infer", (("authorization", header),), str, lambda: ClientCertificate(None, ())

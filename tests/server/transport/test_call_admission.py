@@ -5,34 +5,21 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
-import grpc
 import pytest
 from support.server.rig import PATIENCE
-from support.server.scripted_service import ServedTransport
+from support.server.scripted_service import shared_state
 
 from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
-from tensorferry.server.transport.call_admission import CallAdmission, OpenCalls, deadline_after
-from tensorferry.server.transport.unread_responses import UnreadResponses
-
-Serve = Callable[..., ServedTransport]
-
-EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+from tensorferry.server.transport.call_admission import CallAdmission, deadline_after
 
 
-def admission(max_calls: int = 100) -> CallAdmission[None]:
-    return CallAdmission(
-        InferenceService(ModelRegistry()),
-        access=None,
-        unread=UnreadResponses(),
-        calls=OpenCalls(max_calls),
-        peer_of=_not_read,
-        certificate_of=_not_read,
-    )
+def admission() -> CallAdmission[None]:
+    service = InferenceService(ModelRegistry())
+    return CallAdmission(service, shared_state(), peer_of=_not_read, certificate_of=_not_read)
 
 
 def _not_read(call: None) -> Any:

@@ -7,10 +7,12 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 from support.server.rig import PATIENCE
 from support.server.scripted_service import ServedTransport, error_of, success
 
-from tensorferry.batcher import QueueFull
+from tensorferry.batcher import BatcherClosed, QueueFull
 from tensorferry.protos import inference_pb2 as pb
 
 Serve = Callable[..., ServedTransport]
@@ -50,17 +52,33 @@ def test_metadata_reaches_the_service(served: ServedTransport, streamed: bool) -
     assert streamed or call.result(PATIENCE).id == "1"
 
 
-def test_a_status_with_details_and_a_long_message_arrives_complete(served: ServedTransport) -> None:
+def test_a_call_that_the_server_ended_with_unavailable_says_so(served: ServedTransport) -> None:
+    """By this mark a client knows that the call ended no server."""
     call = served.infer("1")
     served.service.await_received(1)
-    served.service.fail("1", QueueFull("🚢" * 10_000, 0.25))
+    served.service.fail("1", BatcherClosed("what to change"))
+    status = error_of(call)
+    assert (status.code(), status.details()) == (grpc.StatusCode.UNAVAILABLE, "what to change")
+    assert tuple(status.trailing_metadata()) == (("tensorferry-answered", "1"),)
+
+
+@pytest.mark.parametrize(("seconds", "pushback"), [(0.25, "250"), (0.0001, "1")])
+def test_a_full_queue_says_when_to_retry_also_in_a_long_status(
+    served: ServedTransport, seconds: float, pushback: str
+) -> None:
+    call = served.infer("1")
+    served.service.await_received(1)
+    served.service.fail("1", QueueFull("🚢" * 10_000, seconds))
     error = error_of(call)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert error.details().startswith("Exceeds maximum queue size: " + "🚢" * 300)
-    assert {name for name, _ in error.trailing_metadata()} == {
-        "grpc-status-details-bin",
-        "grpc-retry-pushback-ms",
-    }
+    assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == pushback
+    rich = rpc_status.from_call(error)
+    assert (rich.code, rich.message) == (8, error.details())
+    assert rich.message.startswith("Exceeds maximum queue size: " + "🚢" * 300)
+    (detail,) = rich.details
+    hint = error_details_pb2.RetryInfo()
+    assert detail.Unpack(hint)
+    assert hint.retry_delay.ToNanoseconds() == round(seconds * 1e9)
 
 
 def test_a_call_without_a_message_is_refused(served: ServedTransport) -> None:

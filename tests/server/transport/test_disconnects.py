@@ -17,10 +17,7 @@ from support.server.rig import PATIENCE
 from support.server.scripted_service import ServedTransport, success
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
-from tensorferry.server.inference.reply import BuiltReply, InferenceCall, InferenceReply
-from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.lifecycle.registry import ModelRegistry
+from tensorferry.server.inference.reply import BuiltReply, InferenceCall
 
 Leave = Callable[[RawClient], None]
 
@@ -68,56 +65,17 @@ def test_a_disconnect_while_further_responses_wait(served: ServedTransport) -> N
     assert served.infer("other").result(PATIENCE).id == "other"
 
 
-class Hooked(InferenceService):
-    """A service of one request at a time, with the test's hooks for its arrival and its cancellation."""
-
-    def __init__(self) -> None:
-        super().__init__(ModelRegistry())
-        self.arrived = threading.Event()
-        self.withdrawn = threading.Event()
-        self.when_it_comes: Callable[[], None] = lambda: None
-        self.when_withdrawn: Callable[[], None] = lambda: None
-        self.completed = 0
-        self._complete: Callable[[InferenceReply], None] | None = None
-
-    def submit(
-        self,
-        data: bytes,
-        deadline: float,
-        complete: Callable[[InferenceReply], None],
-        metadata: Metadata = (),
-        caller: ClientIdentity = ANONYMOUS,
-        **options: Any,
-    ) -> InferenceCall:
-        self._complete = complete
-        self.arrived.set()
-        self.when_it_comes()
-        return _HookedCall(self)
-
-    def complete(self, reply: InferenceReply) -> None:
-        """Completes the request, if it is not."""
-        complete, self._complete = self._complete, None
-        if complete is not None:
-            self.completed += 1
-            complete(reply)
-
-
-class _HookedCall(InferenceCall):
-    def __init__(self, service: Hooked) -> None:
-        super().__init__()
-        self._hooked = service
-
-    def cancel(self) -> None:
-        self._hooked.withdrawn.set()
-        self._hooked.when_withdrawn()
-        self._hooked.complete(success("withdrawn"))
-
-
 @pytest.fixture
-def hooked(served: ServedTransport) -> Hooked:
-    service = Hooked()
-    served.serve_by(service)
-    return service
+def withdrawn(served: ServedTransport, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a request is cancelled."""
+    event, cancel = threading.Event(), served.service._cancel
+
+    def cancel_and_tell(request_id: str) -> None:
+        cancel(request_id)
+        event.set()
+
+    monkeypatch.setattr(served.service, "_cancel", cancel_and_tell)
+    return event
 
 
 def is_cancelled(call: Any) -> bool:
@@ -127,31 +85,30 @@ def is_cancelled(call: Any) -> bool:
     return bool(call.code() is grpc.StatusCode.CANCELLED)
 
 
-def other_call(served: ServedTransport) -> None:
-    served.serve_by(served.service)
-    others_are_served(served)
-
-
-def test_a_reply_during_the_cancellation(served: ServedTransport, hooked: Hooked) -> None:
+def test_a_reply_during_the_cancellation(served: ServedTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cancelling thread waits until another thread has replied."""
+    withdrawn = threading.Event()
 
-    def reply_meanwhile() -> None:
-        thread = threading.Thread(target=hooked.complete, args=(success("1"),))
+    def reply_meanwhile(request_id: str) -> None:
+        if request_id != "1":
+            # The threaded servicer cancels each request at the end of its call.
+            return
+        thread = threading.Thread(target=served.service.answer, args=("1",))
         thread.start()
         thread.join(PATIENCE)
         assert not thread.is_alive()
+        withdrawn.set()
 
-    hooked.when_withdrawn = reply_meanwhile
+    monkeypatch.setattr(served.service, "_cancel", reply_meanwhile)
     call = served.infer("1")
-    assert hooked.arrived.wait(PATIENCE)
+    served.service.await_received(1)
     call.cancel()
-    assert hooked.withdrawn.wait(PATIENCE)
+    assert withdrawn.wait(PATIENCE)
     assert is_cancelled(call)
-    other_call(served)
-    assert hooked.completed == 1
+    others_are_served(served)
 
 
-def test_a_cancellation_while_the_reply_is_built(served: ServedTransport, hooked: Hooked) -> None:
+def test_a_cancellation_while_the_reply_is_built(served: ServedTransport, withdrawn: threading.Event) -> None:
     building, built = threading.Event(), threading.Event()
 
     def build() -> list[bytes]:
@@ -160,38 +117,40 @@ def test_a_cancellation_while_the_reply_is_built(served: ServedTransport, hooked
         return [pb.ModelInferResponse(id="1").SerializeToString()]
 
     call = served.infer("1")
-    assert hooked.arrived.wait(PATIENCE)
-    replier = threading.Thread(target=hooked.complete, args=(BuiltReply("1", build),))
+    served.service.await_received(1)
+    replier = threading.Thread(target=served.service.answer_with, args=("1", BuiltReply("1", build)))
     replier.start()
     assert building.wait(PATIENCE)
     call.cancel()
-    assert hooked.withdrawn.wait(PATIENCE)
+    assert withdrawn.wait(PATIENCE)
     built.set()
     replier.join(PATIENCE)
     assert is_cancelled(call)
-    other_call(served)
-    assert hooked.completed == 1
+    others_are_served(served)
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_disconnect_during_submit(served: ServedTransport, hooked: Hooked, at_once: bool) -> None:
+def test_a_disconnect_during_submit(
+    served: ServedTransport, withdrawn: threading.Event, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The client leaves before `submit` returns; the service may have replied by then."""
     call: Any = None
-    made, left = threading.Event(), threading.Event()
+    made, left, submit = threading.Event(), threading.Event(), served.service.submit
 
-    def leave() -> None:
+    def submit_and_leave(*arguments: Any, **options: Any) -> InferenceCall:
+        submitted = submit(*arguments, **options)
         assert made.wait(PATIENCE)
         call.cancel()
         if at_once:
-            hooked.complete(success("1"))
+            served.service.answer("1")
         left.set()
+        return submitted
 
-    hooked.when_it_comes = leave
-    call = served.infer("1")
-    made.set()
-    assert left.wait(PATIENCE)
-    assert is_cancelled(call)
-    if not at_once:
-        assert hooked.withdrawn.wait(PATIENCE)
-    other_call(served)
-    assert hooked.completed == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(served.service, "submit", submit_and_leave)
+        call = served.infer("1")
+        made.set()
+        assert left.wait(PATIENCE)
+        assert is_cancelled(call)
+        assert at_once or withdrawn.wait(PATIENCE)
+    others_are_served(served)

@@ -9,19 +9,7 @@ import pytest
 from support.server.rig import PATIENCE
 from support.server.scripted_service import ServedTransport
 
-from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.security.access_control import AccessControl, address_of
-
-
-def test_without_access_control_every_call_is_anonymous(served: ServedTransport) -> None:
-    call = served.infer("1")
-    stream = served.stream()
-    stream.send("2")
-    served.service.await_received(2)
-    served.service.answer("1", "2")
-    assert call.result(PATIENCE).id == "1"
-    assert stream.read_ids(1) == ["2"]
-    assert served.service.callers["1"] is served.service.callers["2"] is ANONYMOUS
 
 
 def test_a_client_is_identified_by_its_address(serve: Callable[..., ServedTransport]) -> None:

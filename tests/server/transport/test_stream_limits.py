@@ -12,8 +12,7 @@ from support.server.rig import PATIENCE
 from support.server.scripted_service import ScriptedService, ServedTransport, success
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
-from tensorferry.server.inference.reply import InferenceCall, InferenceReply
+from tensorferry.server.inference.reply import InferenceCall
 from tensorferry.server.inference.stream_options import StreamOptions
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.transport.call_admission import StreamAdmission
@@ -53,13 +52,16 @@ def test_streams_beyond_the_limit_are_refused(serve: Serve) -> None:
     assert [stream.read_ids(1) for stream in streams] == [["0"], ["1"]]
 
 
+def response_stream(service: ScriptedService) -> ResponseStream:
+    admission = StreamAdmission(StreamOptions())
+    return ResponseStream(service, float("inf"), admission=admission, max_in_flight=LIMIT)
+
+
 def test_a_finished_reader_is_joined_and_its_stream_is_not_ended_by_a_drain() -> None:
     service = ScriptedService(ModelRegistry())
     service.answer_at_once = success
     before = set(threading.enumerate())
-    stream = ResponseStream(
-        service, float("inf"), admission=StreamAdmission(StreamOptions()), max_in_flight=LIMIT
-    )
+    stream = response_stream(service)
     responses = stream.responses(iter([pb.ModelInferRequest(id="1").SerializeToString()]))
     assert pb.ModelStreamInferResponse.FromString(next(responses)).infer_response.id == "1"
     for reader in set(threading.enumerate()) - before:
@@ -70,26 +72,15 @@ def test_a_finished_reader_is_joined_and_its_stream_is_not_ended_by_a_drain() ->
     assert set(threading.enumerate()) <= before
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-def test_a_disconnect_during_submit_cancels_the_request(ordered: bool) -> None:
+def test_a_disconnect_during_submit_cancels_the_request() -> None:
     class Leaving(ScriptedService):
-        def submit(
-            self,
-            data: bytes,
-            deadline: float,
-            complete: Callable[[InferenceReply], None],
-            metadata: Metadata = (),
-            caller: ClientIdentity = ANONYMOUS,
-            **options: Any,
-        ) -> InferenceCall:
-            call = super().submit(data, deadline, complete, metadata)
+        def submit(self, *arguments: Any, **options: Any) -> InferenceCall:
+            call = super().submit(*arguments, **options)
             stream.close()
             return call
 
     service = Leaving(ModelRegistry())
-    stream = ResponseStream(
-        service, float("inf"), admission=StreamAdmission(StreamOptions(ordered)), max_in_flight=LIMIT
-    )
+    stream = response_stream(service)
     messages = iter([pb.ModelInferRequest(id=request_id).SerializeToString() for request_id in "123"])
     assert list(stream.responses(messages)) == []
     service.await_cancelled(1)

@@ -20,19 +20,6 @@ def state(*, ordered: bool = True, max_in_flight: int = 4, max_bytes: int = 1000
     return StreamState(StreamOptions(ordered), max_in_flight, max_bytes)
 
 
-def test_no_more_requests_are_read_than_may_be_in_flight() -> None:
-    stream = state(max_in_flight=2)
-    first = stream.request_read(1)
-    assert stream.may_read
-    stream.request_read(1)
-    assert not stream.may_read
-    stream.completed(first, success("1"), 1)
-    assert not stream.may_read, "its response is not sent"
-    assert isinstance(stream.next_send(), StreamEntry)
-    stream.sent()
-    assert stream.may_read
-
-
 def test_fewer_large_requests_are_read() -> None:
     stream = state(max_in_flight=100, max_bytes=1000)
     stream.request_read(600)
@@ -48,16 +35,6 @@ def test_a_large_response_counts_like_a_large_request() -> None:
     assert stream.may_read
     stream.completed(first, success("1"), 600)
     assert not stream.may_read
-
-
-def test_one_response_is_sent_at_a_time() -> None:
-    stream = state()
-    for entry in [stream.request_read(1) for _ in range(2)]:
-        stream.completed(entry, success(""), 1)
-    assert isinstance(stream.next_send(), StreamEntry)
-    assert stream.next_send() is None
-    stream.sent()
-    assert isinstance(stream.next_send(), StreamEntry)
 
 
 @pytest.mark.parametrize(
@@ -171,12 +148,6 @@ def test_calls_that_had_an_answer_are_abandoned_at_the_end() -> None:
     stream.completed(entries[1], success("2"), 1)
     assert {*map(id, stream.end())} == {id(entry.call) for entry in entries}
     assert not stream.answered(entries[2], answer("b"), 1)
-
-
-def test_nothing_is_sent_or_read_after_the_end() -> None:
-    stream = state()
-    stream.completed(stream.request_read(1), success("1"), 1)
-    stream.end()
     assert stream.next_send() is None
     assert not stream.may_read
 

@@ -48,16 +48,12 @@ while_loading("the model is loading", "1")
 while_loading("the model is loading, and no version is named", "")
 
 
-@when("the model is decoupled")
-def _(served: Served) -> Any:
-    return served.control.ModelInfer(to_model("decoupled"), timeout=PATIENCE)
+def infer(served: Served, name: str) -> Any:
+    return served.control.ModelInfer(to_model(name), timeout=PATIENCE)
 
 
-@when("the model takes sequences")
-def _(served: Served) -> Any:
-    return served.control.ModelInfer(to_model("sequences"), timeout=PATIENCE)
-
-
+when("the model is decoupled")(lambda served: infer(served, "decoupled"))
+when("the model takes sequences")(lambda served: infer(served, "sequences"))
 when("a decoupled model is loaded")(lambda served: load(served, "decoupled"))
 when("a model that takes sequences is loaded")(lambda served: load(served, "sequences"))
 when("a broken model is loaded")(lambda served: load(served, "broken"))

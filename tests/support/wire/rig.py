@@ -24,6 +24,10 @@ class Answers:
     def put(self, result: Any, error: Any) -> None:
         self._queue.put((result, error))
 
+    @property
+    def is_empty(self) -> bool:
+        return self._queue.empty()
+
     def next(self) -> tuple[Any, Any]:
         return self._queue.get(timeout=PATIENCE)
 

@@ -5,53 +5,30 @@ from __future__ import annotations
 import json
 import ssl
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from geventhttpclient.response import HTTPConnectionClosed
-from support.processes.server import ServerProcess, running
-from support.server.certificates import Issued
-from support.server.tokens import line
 from support.wire.http_inputs import refusal, tensor
 from support.wire.programs import CURL, needs
 from tritonclient.utils import InferenceServerException
+from wire.conftest import Secured
 
 INFER, CONTROL = ({"Authorization": f"Bearer the-token-to-{role}"} for role in ("infer", "control"))
 X = np.ones((1, 3), np.float32)
 
 
-@dataclass(frozen=True)
-class Secured:
-    """A server, and the files of a client that it accepts."""
-
-    server: ServerProcess
-    files: Issued
-
-    @property
-    def address(self) -> str:
-        return str(self.server.ready["http"]).removeprefix("https://")
-
-
-@pytest.fixture(scope="module")
-def secured(transport: str, echo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    folder = tmp_path_factory.mktemp("secured")
-    files, tokens = Issued.in_folder(folder), folder / "tokens"
-    tokens.write_text("".join(line(role, role, f"the-token-to-{role}") for role in ("infer", "control")))
-    options = (*files.flags, "--auth-tokens", tokens, "--http-port", "0")
-    with running(echo_model, *options, transport=transport) as server:
-        yield Secured(server, files)
+def address_of(secured: Secured) -> str:
+    return str(secured.server.ready["http"]).removeprefix("https://")
 
 
 def test_tritonclient(secured: Secured) -> None:
     certificate, key = map(str, secured.files.client)
     trusted = {"ca_certs": str(secured.files.ca)}
     with triton.InferenceServerClient(
-        secured.address, ssl=True, ssl_options={**trusted, "certfile": certificate, "keyfile": key}
+        address_of(secured), ssl=True, ssl_options={**trusted, "certfile": certificate, "keyfile": key}
     ) as client:
         assert client.is_server_live()
         given = tensor("x", X, "FP32")
@@ -68,7 +45,7 @@ def test_tritonclient(secured: Secured) -> None:
             client.unload_model("echo", headers={**INFER})
     # The server closes a connection without a certificate.
     with (
-        triton.InferenceServerClient(secured.address, ssl=True, ssl_options=trusted) as client,
+        triton.InferenceServerClient(address_of(secured), ssl=True, ssl_options=trusted) as client,
         pytest.raises((OSError, HTTPConnectionClosed)),
     ):
         client.is_server_live()
@@ -77,7 +54,7 @@ def test_tritonclient(secured: Secured) -> None:
 async def test_tritonclients_asyncio_client(secured: Secured) -> None:
     context = ssl.create_default_context(cafile=str(secured.files.ca))
     context.load_cert_chain(*secured.files.client)
-    async with triton_aio.InferenceServerClient(secured.address, ssl=True, ssl_context=context) as client:
+    async with triton_aio.InferenceServerClient(address_of(secured), ssl=True, ssl_context=context) as client:
         given = tensor("x", X, "FP32")
         np.testing.assert_array_equal(
             (await client.infer("echo", [given], headers={**INFER})).as_numpy("y"), X

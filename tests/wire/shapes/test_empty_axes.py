@@ -6,21 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.models import recurrent
 from support.processes import models
 from support.processes.server import ServerProcess, running
-from support.server.rig import request
 from support.wire.inputs import tensor
-from support.wire.rig import Stream, until_known
+from support.wire.rig import until_known
 from tritonclient.utils import InferenceServerException
-
-from tensorferry.protos.inference_pb2_grpc import GRPCInferenceServiceStub
 
 WORDS = np.ones((1, 3), np.int64)
 PROBED = (
@@ -56,23 +51,6 @@ def test_empty_axes_that_crash_are_refused(client: triton.InferenceServerClient)
             client.infer("gru", [tensor("ids", NO_WORDS, "INT64")])
         assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
         assert client.infer("gru", [tensor("ids", WORDS, "INT64")]).as_numpy("y").shape == (1, 4)
-
-
-def test_empty_axes_in_a_stream_and_in_typed_contents(
-    server: ServerProcess, client: triton.InferenceServerClient
-) -> None:
-    with Stream(client) as stream:
-        for ids in (NO_WORDS, WORDS):
-            client.async_stream_infer("gru", [tensor("ids", ids, "INT64")])
-        results = [stream.next() for _ in range(2)]
-    assert sorted(error is None for _, error in results) == [False, True]
-    with (
-        grpc.insecure_channel(server.address) as channel,
-        pytest.raises(grpc.RpcError, match=MESSAGE) as caught,
-    ):
-        GRPCInferenceServiceStub(channel).ModelInfer(request({"ids": NO_WORDS}, typed=True, model="gru"))
-    error: Any = caught.value
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_supported_empty_axes_are_computed(client: triton.InferenceServerClient) -> None:

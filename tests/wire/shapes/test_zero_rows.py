@@ -4,7 +4,6 @@ crash.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ from support.models.small import mlp, node, save, value
 from support.processes import models
 from support.processes.server import ServerProcess, running
 from support.server.rig import request
-from support.wire.inputs import given, tensor, wanted
+from support.wire.inputs import tensor
 from support.wire.rig import Stream
 from tritonclient.utils import InferenceServerException
-from tritonclient.utils import shared_memory as shm
 
 from tensorferry.protos.inference_pb2_grpc import GRPCInferenceServiceStub
 
@@ -108,18 +106,6 @@ def test_requested_outputs_and_classes(client: triton.InferenceServerClient) -> 
     result = client.infer("lstm", [x], outputs=outputs)
     assert result.as_numpy("y").shape == (0, 2)
     assert [output.name for output in result.get_response().outputs] == ["y"]
-
-
-def test_in_shared_memory(client: triton.InferenceServerClient) -> None:
-    key = f"/tensorferry-test-{uuid.uuid4().hex}"
-    handle = shm.create_shared_memory_region("region", key, 64)
-    try:
-        client.register_system_shared_memory("region", key, 64)
-        result = client.infer("echo-INT32", [given("region", [0, 4], 0)], outputs=[wanted("region", 64)])
-        assert list(result.get_response().outputs[0].shape) == [0, 4]
-        client.unregister_system_shared_memory("region")
-    finally:
-        shm.destroy_shared_memory_region(handle)
 
 
 def test_an_unknown_shape_is_an_error(client: triton.InferenceServerClient) -> None:

@@ -46,7 +46,3 @@ def test_classes_and_values_in_a_stream(client: triton.InferenceServerClient) ->
         stream.send("echo-INT64", given, "values")
         assert stream.result().as_numpy("y").tolist() == [[b"4:1"]]
         assert stream.result().as_numpy("y").tolist() == [[3, 4]]
-
-
-def test_the_server_lists_the_classification_extension(client: triton.InferenceServerClient) -> None:
-    assert "classification" in client.get_server_metadata().extensions

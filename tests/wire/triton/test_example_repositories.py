@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import tritonclient.grpc as triton
-from onnx import TensorProto, helper, numpy_helper
-from support.processes.server import ServerProcess
+from support.models.small import written
+from support.processes.server import running
 from support.wire.inputs import tensor
 from tritonclient.utils import InferenceServerException
-
-INT32, FP32, STRING = TensorProto.INT32, TensorProto.FLOAT, TensorProto.STRING
-Dims = list[int | str]
 
 SUM_AND_DIFFERENCE = """
 name: "simple"
@@ -92,63 +88,37 @@ model_warmup [
 ]
 """
 
-SEQUENCE = """
-platform: "onnxruntime_onnx"
-max_batch_size: 8
-sequence_batching { max_sequence_idle_microseconds: 5000000 }
-"""
-
-
-def save(
-    path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: list[Any] | None = None
-) -> None:
-    path.parent.mkdir(parents=True)
-    graph = helper.make_graph(nodes, "example", inputs, outputs, constants or [])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.checker.check_model(model)
-    onnx.save(model, str(path))
-
-
-def value(name: str, element: int, dims: Dims) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, element, dims)
-
 
 def write_examples(root: Path) -> None:
-    rows: Dims = ["batch", 16]
-    save(
-        root / "simple" / "1" / "model.onnx",
-        [
-            helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
-            helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
-        ],
-        [value("INPUT0", INT32, rows), value("INPUT1", INT32, rows)],
-        [value("OUTPUT0", INT32, rows), value("OUTPUT1", INT32, rows)],
+    def write(model: str, text: str, config: str = "", *versions: str, **constants: Any) -> None:
+        for version in versions or ("1",):
+            (root / model / version).mkdir(parents=True)
+            written(root / model / version / "model.onnx", text, **constants)
+        if config:
+            (root / model / "config.pbtxt").write_text(config)
+
+    both = [f"int32[batch, 16] {name}" for name in ("INPUT0", "INPUT1", "OUTPUT0", "OUTPUT1")]
+    write(
+        "simple",
+        f"({', '.join(both[:2])}) => ({', '.join(both[2:])}) "
+        "{ OUTPUT0 = Add (INPUT0, INPUT1) OUTPUT1 = Sub (INPUT0, INPUT1) }",
+        SUM_AND_DIFFERENCE,
     )
-    (root / "simple" / "config.pbtxt").write_text(SUM_AND_DIFFERENCE)
-    save(
-        root / "classes_onnx" / "1" / "model.onnx",
-        [helper.make_node("GlobalAveragePool", ["data_0"], ["fc6_1"])],
-        [value("data_0", FP32, [1, 3, 8, 8])],
-        [value("fc6_1", FP32, [1, 3, 1, 1])],
+    write(
+        "classes_onnx",
+        "(float[1, 3, 8, 8] data_0) => (float[1, 3, 1, 1] fc6_1) { fc6_1 = GlobalAveragePool (data_0) }",
+        IMAGE_CLASSES,
     )
-    (root / "classes_onnx" / "config.pbtxt").write_text(IMAGE_CLASSES)
     (root / "classes_onnx" / "class_labels.txt").write_text("TEAPOT\nFERRY\nLIGHTHOUSE\n")
-    for version in ("1", "3"):
-        save(
-            root / "strings" / version / "model.onnx",
-            [helper.make_node("Identity", ["TEXT"], ["SAME"])],
-            [value("TEXT", STRING, ["batch", 2])],
-            [value("SAME", STRING, ["batch", 2])],
-        )
-    (root / "strings" / "config.pbtxt").write_text(BATCHED)
-    # Without a configuration.
-    save(
-        root / "bare" / "1" / "model.onnx",
-        [helper.make_node("Mul", ["x", "two"], ["y"])],
-        [value("x", FP32, ["batch", "n"])],
-        [value("y", FP32, ["batch", "n"])],
-        [numpy_helper.from_array(np.array(2, np.float32), "two")],
+    write(
+        "strings",
+        "(string[batch, 2] TEXT) => (string[batch, 2] SAME) { SAME = Identity (TEXT) }",
+        BATCHED,
+        "1",
+        "3",
     )
+    # Without a configuration.
+    write("bare", "(float[batch, n] x) => (float[batch, n] y) { y = Mul (x, two) }", two=np.float32(2))
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +127,11 @@ def client(
 ) -> Iterator[triton.InferenceServerClient]:
     root = tmp_path_factory.mktemp("examples")
     write_examples(root)
-    server = ServerProcess.start("--model-repository", root, transport=transport)
-    with triton.InferenceServerClient(server.address) as client:
+    with (
+        running("--model-repository", root, transport=transport) as server,
+        triton.InferenceServerClient(server.address) as client,
+    ):
         yield client
-    assert server.stop() == 0
-    assert not server.errors()
 
 
 def test_all_models_are_ready_as_configured(client: triton.InferenceServerClient) -> None:
@@ -221,17 +191,3 @@ def test_strings_of_both_versions(client: triton.InferenceServerClient) -> None:
 def test_without_a_configuration(client: triton.InferenceServerClient) -> None:
     x = np.ones((3, 5), np.float32)
     assert (client.infer("bare", [tensor("x", x, "FP32")]).as_numpy("y") == 2 * x).all()
-
-
-def test_unsupported_models_are_named_and_the_others_serve(tmp_path: Path, transport: str) -> None:
-    write_examples(tmp_path)
-    (tmp_path / "bare" / "config.pbtxt").write_text(SEQUENCE)
-    server = ServerProcess.start(
-        "--model-repository", tmp_path, "--exit-on-error", "false", transport=transport
-    )
-    with triton.InferenceServerClient(server.address) as client:
-        assert client.is_model_ready("simple")
-        assert not client.is_model_ready("bare")
-        reasons = {m.name: m.reason for m in client.get_model_repository_index().models}
-    assert "sequence_batching" in reasons["bare"]
-    assert server.stop() == 0

@@ -1,4 +1,4 @@
-"""The protocol's metadata methods: ServerLive, ServerReady, ModelReady, ServerMetadata, ModelMetadata."""
+"""The protocol's metadata methods: ServerLive, ServerReady, ModelReady, ServerMetadata, ModelMetadata, ModelConfig."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.config_pbtxt.pbtxt import PLATFORM
 from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState
 
-_OWN_EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy", "sequence")
+_OWN_EXTENSIONS = (
+    "binary_tensor_data",
+    "classification",
+    "model_configuration",
+    "parameters",
+    "schedule_policy",
+    "sequence",
+)
 
 # Verdicts of models whose rows are independent, so that a request may be split.
 _INDEPENDENT = ("proved", "tested", "trusted")
@@ -51,6 +58,7 @@ class CoreMethods:
             "ModelReady": self.model_ready,
             "ServerMetadata": self.server_metadata,
             "ModelMetadata": self.model_metadata,
+            "ModelConfig": self.model_config,
         }
 
     def server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
@@ -129,3 +137,7 @@ class CoreMethods:
             ],
             properties=properties,
         )
+
+    def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+        """Return the configuration in use, with every default filled in. The model must be ready."""
+        return pb.ModelConfigResponse(config=self._registry.get(request.name, request.version).config)

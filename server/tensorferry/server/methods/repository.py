@@ -58,14 +58,15 @@ class RepositoryMethods:
         without the role `control` get reasons without paths.
         """
         _check_repository(request.repository_name)
-        show_paths = CONTROL in CURRENT_CLIENT.get().roles
+        may_control = CONTROL in CURRENT_CLIENT.get().roles
+        shown: Callable[[str], str] = str if may_control else self._registry.public_reason
         index = pb.RepositoryIndexResponse.ModelIndex
         models: list[pb.RepositoryIndexResponse.ModelIndex] = [
             index(
                 name=entry.name,
                 version=entry.version,
                 state=entry.state.value,
-                reason=entry.reason if show_paths else entry.public_reason,
+                reason=shown(entry.reason),
             )
             for entry in self._registry.entries()
             if entry.state is ModelState.READY or not request.ready
@@ -75,7 +76,7 @@ class RepositoryMethods:
                 index(
                     name=name,
                     state=ModelState.UNAVAILABLE.value if reason else "",
-                    reason=reason if show_paths else self._control.public_reason(reason),
+                    reason=shown(reason),
                 )
                 for name, reason in self._control.models_without_versions().items()
             ]

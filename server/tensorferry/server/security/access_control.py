@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from tensorferry.server.config.limits import client_policy
-from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import PermissionDeniedError, StartError, UnauthenticatedError
 from tensorferry.server.identity import INFER, ROLES, ClientIdentity, Metadata
 from tensorferry.server.security.certificate_names import has_nul_in_name
@@ -256,13 +254,6 @@ class StreamAuthorization:
             self.client = self._access.admit(INFER, *self._call)
             self._generation = generation
         return self.client
-
-
-def access_control_for(config: ServerConfig) -> AccessControl | None:
-    """Return the access control that the configuration requires; None if clients need no identity."""
-    if config.auth_tokens is None and config.auth_certificates is None and client_policy(config) is None:
-        return None
-    return AccessControl(tokens=config.auth_tokens, certificates=config.auth_certificates)
 
 
 def address_of(peer: str) -> str:

@@ -1,4 +1,4 @@
-"""TLS of the server's port: its certificate, its key, and the authorities for client certificates.
+"""TLS of the server's ports: the certificate, its key, the authorities for client certificates, and clients' certificates.
 
 Files are checked before each handshake, so changed files take effect at the next one. A file that cannot be used is an
 error at the start. Later it is logged, and the previous files stay in use.
@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 
 from tensorferry.server.errors import StartError
+from tensorferry.server.security.access_control import ClientCertificate
 from tensorferry.server.security.file_watch import FileWatch
 
 _log = logging.getLogger("tensorferry.server")
@@ -34,10 +35,6 @@ _HEAD_BYTES = 32
 
 # Far more than any certificate chain. The limit matters for devices and pipes, which have no end.
 _MAX_BYTES = 4 << 20
-
-
-class TlsFileError(Exception):
-    """A file cannot be used. The message names the file and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,7 @@ class TlsFiles:
         self._watched.changed()
         try:
             self._current = self._read()
-        except (TlsFileError, OSError) as error:
+        except OSError as error:
             raise StartError(str(error)) from None
         self._file_error = ""
         # What gRPC core has, and the last context of another transport.
@@ -106,7 +103,7 @@ class TlsFiles:
                 pair = self._read()
             except Exception as error:
                 # No exception may reach gRPC core. The files are read again at the next handshake.
-                file_error = str(error) if isinstance(error, (TlsFileError, OSError)) else repr(error)
+                file_error = str(error) if isinstance(error, (StartError, OSError)) else repr(error)
                 self._watched.forget()
             logged, self._file_error = self._file_error, file_error
             changed, self._current = pair != self._current, pair
@@ -128,14 +125,36 @@ class TlsFiles:
                 server.load_cert_chain(certificate_path, key_path)
             except ssl.SSLError as error:
                 if error.reason == "KEY_VALUES_MISMATCH":
-                    raise TlsFileError(
+                    raise StartError(
                         f"the key in {self._key} does not belong to the certificate in {self._certificate}, the first "
                         "in its file: give the key that it was made with"
                     ) from None
-                raise TlsFileError(
+                raise StartError(
                     f"the certificate in {self._certificate} and the key in {self._key} cannot be used: {_ssl_reason(error)}"
                 ) from None
         return _KeyPair(certificate, key, authorities, _expiry(self._certificate, certificate, server))
+
+
+def client_certificate(ssl_object: Any) -> ClientCertificate:
+    """Return the certificate of a TLS connection's client in gRPC's terms: alternative names before the common name."""
+    details = ssl_object.getpeercert() if ssl_object is not None else None
+    if not details:
+        return ClientCertificate(None, ())
+    names = [
+        value.encode()
+        for kind, value in details.get("subjectAltName", ())
+        if kind in ("DNS", "URI", "email", "IP Address")
+    ]
+    kind = "x509_subject_alternative_name"
+    if not names:
+        kind = "x509_common_name"
+        names = [
+            value.encode()
+            for part in details.get("subject", ())
+            for name, value in part
+            if name == "commonName"
+        ]
+    return ClientCertificate(kind, names, ssl.DER_cert_to_PEM_cert(ssl_object.getpeercert(True)).encode())
 
 
 def _configuration(pair: _KeyPair) -> grpc.ServerCertificateConfiguration:
@@ -160,44 +179,42 @@ def _read_file(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
     except OSError as error:
-        raise TlsFileError(f"{path} cannot be read: {error.strerror}") from None
+        raise StartError(f"{path} cannot be read: {error.strerror}") from None
     if len(data) > _MAX_BYTES:
-        raise TlsFileError(f"{path} has more than {_MAX_BYTES} bytes; it must be a PEM file")
+        raise StartError(f"{path} has more than {_MAX_BYTES} bytes; it must be a PEM file")
     return data
 
 
 def _check_key_pair(certificate_path: Path, certificate: bytes, key_path: Path, key: bytes) -> None:
     if _CERTIFICATE not in certificate:
-        raise TlsFileError(
+        raise StartError(
             f"{certificate_path} is not a PEM certificate: it has no line {_CERTIFICATE.decode()!r}"
         )
     if any(mark in key for mark in _ENCRYPTED):
-        raise TlsFileError(f"the key in {key_path} is encrypted; give an unencrypted key")
+        raise StartError(f"the key in {key_path} is encrypted; give an unencrypted key")
     found = _KEY.search(key)
     if found is None:
-        raise TlsFileError(
-            f"{key_path} is not a PEM private key: it has no line '-----BEGIN PRIVATE KEY-----'"
-        )
+        raise StartError(f"{key_path} is not a PEM private key: it has no line '-----BEGIN PRIVATE KEY-----'")
     try:
         head = base64.b64decode(found[1])[:_HEAD_BYTES]
     except ValueError:
-        raise TlsFileError(f"the private key in {key_path} is damaged: it is not base64") from None
+        raise StartError(f"the private key in {key_path} is damaged: it is not base64") from None
     if any(mark in head for mark in _EDWARDS):
-        raise TlsFileError(
+        raise StartError(
             f"the key in {key_path} is an Ed25519 or Ed448 key, which gRPC does not support; use ECDSA (P-256) or RSA"
         )
 
 
 def _check_authorities(path: Path, data: bytes) -> None:
     if _CERTIFICATE not in data:
-        raise TlsFileError(f"{path} is not a PEM certificate: it has no line {_CERTIFICATE.decode()!r}")
+        raise StartError(f"{path} is not a PEM certificate: it has no line {_CERTIFICATE.decode()!r}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_verify_locations(cadata=data.decode("ascii", "ignore"))
     except ssl.SSLError as error:
-        raise TlsFileError(f"the certificates in {path} cannot be read: {_ssl_reason(error)}") from None
+        raise StartError(f"the certificates in {path} cannot be read: {_ssl_reason(error)}") from None
     if not context.cert_store_stats()["x509_ca"]:
-        raise TlsFileError(
+        raise StartError(
             f"no certificate in {path} is an authority's (basicConstraints CA:TRUE), so it could not verify any client's"
         )
 
@@ -219,11 +236,11 @@ def _expiry(path: Path, certificate: bytes, server: ssl.SSLContext) -> str:
                 pass
         return str((client_end.getpeercert() or {})["notAfter"])
     except ssl.SSLCertVerificationError as error:
-        raise TlsFileError(
+        raise StartError(
             f"no client would accept the certificate in {path}: {error.verify_message}"
         ) from None
     except (ssl.SSLError, KeyError, ValueError) as error:
-        raise TlsFileError(
+        raise StartError(
             f"the certificate in {path} and its key cannot be used for a connection: {_ssl_reason(error)}"
         ) from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,13 +13,9 @@ from tensorferry.server.identity import ANONYMOUS, INFER, ClientIdentity, Metada
 from tensorferry.server.inference.interface import SHUTTING_DOWN
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.stream_options import StreamOptions, parse_stream_options
-from tensorferry.server.security.access_control import (
-    AccessControl,
-    ClientCertificate,
-    StreamAuthorization,
-)
+from tensorferry.server.security.access_control import ClientCertificate, StreamAuthorization
 from tensorferry.server.status import Status, StatusCode
-from tensorferry.server.transport.unread_responses import UnreadResponses
+from tensorferry.server.transport.transport_state import TransportState
 
 # gRPC reports a call without a deadline as one whose deadline is very far away.
 _MAX_DEADLINE_SECONDS = 365 * 86400.0
@@ -55,78 +50,26 @@ class StreamAdmission(NamedTuple):
 _DRAINING = Refusal(Status(StatusCode.UNAVAILABLE, SHUTTING_DOWN))
 
 
-class OpenCalls:
-    """Counts the open inference calls of all transports: at most `most` unary ones, and any number of streams. Thread-safe."""
-
-    def __init__(self, most: int = 1 << 62) -> None:
-        self.most = most
-        # Guards the fields below. Nothing is called while it is held.
-        self._lock = threading.Lock()
-        # Admitted calls that the transport has not ended.
-        self._unary_calls = self._streams = 0
-        # Notified when no call is open while _stopping is set, because notifying costs more than counting.
-        self._none_open = threading.Condition(self._lock)
-        self._stopping = False
-
-    def begin_unary(self) -> bool:
-        """Count a unary call; return False if there are too many."""
-        with self._lock:
-            if self._unary_calls >= self.most:
-                return False
-            self._unary_calls += 1
-            return True
-
-    def end_unary(self) -> None:
-        """Stop counting a unary call."""
-        with self._lock:
-            self._unary_calls -= 1
-            if self._stopping and not self._unary_calls and not self._streams:
-                self._none_open.notify_all()
-
-    def begin_stream(self) -> None:
-        """Count a stream."""
-        with self._lock:
-            self._streams += 1
-
-    def end_stream(self) -> None:
-        """Stop counting a stream."""
-        with self._lock:
-            self._streams -= 1
-            if self._stopping and not self._unary_calls and not self._streams:
-                self._none_open.notify_all()
-
-    def wait_until_none(self, timeout: float) -> bool:
-        """Wait until no call is open; return false if some are after `timeout` seconds."""
-        with self._lock:
-            # Never reset: the server stops.
-            self._stopping = True
-            return self._none_open.wait_for(lambda: not self._unary_calls and not self._streams, timeout)
-
-
 class CallAdmission(Generic[CallT]):
     """Accepts or refuses the inference calls of one transport. Thread-safe.
 
-    `calls` counts the open ones, with those of other transports. `peer_of` and `certificate_of` read a call of the transport; they are
-    called only if clients are identified, because both are slow. Refused calls are counted by the service.
+    `shared` is that of all transports. `peer_of` and `certificate_of` read a call of the transport; they are called only if
+    clients are identified, because both are slow. Refused calls are counted by the service.
     """
 
     def __init__(
         self,
         service: InferenceService,
+        shared: TransportState,
         *,
-        access: AccessControl | None,
-        unread: UnreadResponses,
-        calls: OpenCalls,
         peer_of: Callable[[CallT], str],
         certificate_of: Callable[[CallT], ClientCertificate],
     ) -> None:
         self._service = service
-        self._access = access
-        self._unread = unread
-        self.calls = calls
+        self._access, self._unread, self.calls = shared.access, shared.unread, shared.calls
         self._peer_of = peer_of
         self._certificate_of = certificate_of
-        self._too_many = Refusal(_too_many_calls(calls.most))
+        self._too_many = Refusal(_too_many_calls(self.calls.most))
         # The last refusal of an overload; most have the same reason, so their status is built once.
         self._overload = self._too_many
 

@@ -5,6 +5,7 @@ grpcio does not expose them. Each is borrowed: core still owns it and closes it.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Sequence
@@ -34,21 +35,21 @@ def close_connections(port: int) -> int:
 
     Clients get UNAVAILABLE for calls in progress, and retry elsewhere calls that the server has not seen.
     """
-    return _shut_down([sock for sock in _sockets_of(port) if not _listens(sock)])
+    return _shut_down(connections(port))
 
 
-def connections(port: int, max_files: int) -> Sequence[BorrowedSocket]:
+def connections(port: int, max_files: float = math.inf) -> Sequence[BorrowedSocket]:
     """Return the connections to this port; none if the process has more than `max_files` open files."""
-    return [sock for sock in _sockets_of(port, max_files) if _is_connected(sock)]
+    return [sock for sock in _sockets_of(port, max_files) if not _listens(sock)]
 
 
-def _sockets_of(port: int, max_files: int | None = None) -> list[BorrowedSocket]:
+def _sockets_of(port: int, max_files: float = math.inf) -> list[BorrowedSocket]:
     try:
         names = os.listdir(FILES)
     except OSError:
         # Listing needs a file descriptor itself, and the process may have none left.
         return []
-    if max_files is not None and len(names) > max_files:
+    if len(names) > max_files:
         return []
     found = []
     for name in names:
@@ -67,14 +68,6 @@ def _listens(sock: BorrowedSocket) -> bool:
         return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     except OSError:
         return False
-
-
-def _is_connected(sock: BorrowedSocket) -> bool:
-    try:
-        sock.getpeername()
-    except OSError:
-        return False
-    return True
 
 
 def _shut_down(sockets: Sequence[BorrowedSocket]) -> int:

@@ -11,25 +11,24 @@ from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import grpc
+from google.protobuf.message import Message
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import UnreadResponsesError, UnsupportedError
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.security.interceptor import certificate_from_context
 from tensorferry.server.status import Status, StatusCode, status_of, trailing_metadata
-from tensorferry.server.transport.call_admission import CallAdmission, OpenCalls, Refusal, deadline_after
+from tensorferry.server.transport.call_admission import CallAdmission, Refusal, deadline_after
 from tensorferry.server.transport.stream_registry import StreamRegistry
 from tensorferry.server.transport.threaded_stream import ResponseStream
-from tensorferry.server.transport.unread_responses import SMALL_BYTES, ResponseAccount, UnreadResponses
+from tensorferry.server.transport.transport_state import TransportState
+from tensorferry.server.transport.unread_responses import SMALL_BYTES, ResponseAccount
 from tensorferry.server.wire import bounds
 from tensorferry.server.wire.receiving import receive
 
-
-class _Message(Protocol):
-    def SerializeToString(self) -> bytes: ...  # noqa: N802
+_SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 
 
 class Extension(Protocol):
@@ -43,37 +42,48 @@ class Extension(Protocol):
         """Return functions by method name. Each takes a request message and returns the response, or raises a `ServerError`."""
 
 
+def methods_of(extensions: Sequence[Extension]) -> Mapping[str, Callable[[Any], Any]]:
+    """Return a function for each method of the protocol. It raises UnsupportedError if no extension has the method."""
+    methods: dict[str, Callable[[Any], Any]] = {
+        method.name: partial(_refuse, method.name) for method in _SERVICE.methods
+    }
+    for extension in extensions:
+        methods.update(extension.methods())
+    return methods
+
+
+def _refuse(name: str, request: Any) -> NoReturn:
+    raise UnsupportedError(f"{name} is not implemented by this server")
+
+
 class ThreadedServicer:
     """The methods of GRPCInferenceService over one service. Thread-safe.
 
-    `extensions` implement all methods but ModelInfer and ModelStreamInfer. A ModelInfer call occupies a thread
-    until it is answered, and an open stream occupies two. `max_streams` is therefore less than the number of threads.
+    `shared` is that of all transports. `extensions` implement all methods but ModelInfer and ModelStreamInfer. A ModelInfer
+    call occupies a thread until it is answered, and an open stream occupies two. `max_streams` is therefore less than the
+    number of threads.
     """
 
     def __init__(
         self,
         service: InferenceService,
+        shared: TransportState,
         *,
         max_streams: int,
         max_in_flight: int,
-        calls: OpenCalls | None = None,
         extensions: Sequence[Extension] = (),
-        access: AccessControl | None = None,
-        unread: UnreadResponses | None = None,
     ) -> None:
         self._service = service
         self._max_in_flight = max_in_flight
         self._extensions = extensions
-        self._unread = unread or UnreadResponses()
+        self._unread = shared.unread
         self._admission: CallAdmission[grpc.ServicerContext] = CallAdmission(
             service,
-            access=access,
-            unread=self._unread,
-            calls=calls or OpenCalls(),
+            shared,
             peer_of=lambda context: context.peer(),
             certificate_of=certificate_from_context,
         )
-        self._streams = StreamRegistry(max_streams, service.count_refused)
+        self.streams = StreamRegistry(max_streams, service.count_refused)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return all methods of the service, to be added to a grpc server."""
@@ -82,18 +92,15 @@ class ThreadedServicer:
             "ModelInfer": grpc.stream_unary_rpc_method_handler(self.model_infer),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self.model_stream_infer),
         }
-        implemented: dict[str, Callable[[Any], _Message]] = {}
-        for extension in self._extensions:
-            implemented.update(extension.methods())
-        for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
+        answers = methods_of(self._extensions)
+        for method in _SERVICE.methods:
             if method.name in methods:
                 continue
-            answer = implemented.get(method.name, _not_implemented(method.name))
             # The message that loads a model may have the model's files.
             uploads = method.name == "RepositoryModelLoad"
             max_bytes = self._service.limits.message_bytes if uploads else bounds.MAX_MESSAGE_BYTES
             methods[method.name] = grpc.unary_unary_rpc_method_handler(
-                _method(answer, getattr(pb, method.input_type.name), max_bytes),
+                _method(answers[method.name], getattr(pb, method.input_type.name), max_bytes),
                 response_serializer=getattr(pb, method.output_type.name).SerializeToString,
             )
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
@@ -156,7 +163,7 @@ class ThreadedServicer:
             unread=self._unread,
             account=self._account_of(context),
         )
-        refusal = self._streams.register(stream)
+        refusal = self.streams.register(stream)
         if refusal is not None:
             _abort(context, refusal)
         try:
@@ -164,22 +171,9 @@ class ThreadedServicer:
             yield from stream.responses(messages)
         finally:
             stream.close()
-            self._streams.unregister(stream)
+            self.streams.unregister(stream)
         if stream.end is not None:
             _abort(context, stream.end)
-
-    def wait_until_over(self, timeout: float) -> bool:
-        """Wait until no call is open, after `begin_drain`; return false if some are after `timeout` seconds."""
-        return self._admission.calls.wait_until_none(timeout)
-
-    @property
-    def open_streams(self) -> int:
-        """The number of open streams."""
-        return self._streams.open_streams
-
-    def begin_drain(self) -> None:
-        """End open streams with UNAVAILABLE once every request that was read is answered."""
-        self._streams.begin_drain()
 
     def _account_of(self, context: grpc.ServicerContext) -> ResponseAccount:
         def give_up(error: UnreadResponsesError) -> None:
@@ -203,20 +197,13 @@ def _when_over(context: grpc.ServicerContext, callback: Callable[[], None]) -> N
 
 
 def _method(
-    answer: Callable[[Any], _Message], kind: Any, max_bytes: int
-) -> Callable[[bytes, grpc.ServicerContext], _Message]:
-    def method(data: bytes, context: grpc.ServicerContext) -> _Message:
+    answer: Callable[[Any], Message], kind: type[Message], max_bytes: int
+) -> Callable[[bytes, grpc.ServicerContext], Message]:
+    def method(data: bytes, context: grpc.ServicerContext) -> Message:
         try:
             return answer(receive(data, kind, max_bytes))
         except Exception as error:
             _abort(context, status_of(error))
-
-    return method
-
-
-def _not_implemented(name: str) -> Callable[[Any], _Message]:
-    def method(request: Any) -> _Message:
-        raise UnsupportedError(f"{name} is not implemented by this server")
 
     return method
 

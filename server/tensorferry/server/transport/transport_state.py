@@ -2,12 +2,62 @@
 
 from __future__ import annotations
 
+import threading
+
+from tensorferry.server.config.limits import client_policy
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.security.access_control import access_control_for
+from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.security.tls import TlsFiles
-from tensorferry.server.transport.call_admission import OpenCalls
 from tensorferry.server.transport.unread_responses import UnreadResponses
+
+
+class OpenCalls:
+    """Counts the open inference calls of all transports: at most `most` unary ones, and any number of streams. Thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        # Guards the fields below. Nothing is called while it is held.
+        self._lock = threading.Lock()
+        # Admitted calls that the transport has not ended.
+        self._unary_calls = self._streams = 0
+        # Notified when no call is open while _stopping is set, because notifying costs more than counting.
+        self._none_open = threading.Condition(self._lock)
+        self._stopping = False
+
+    def begin_unary(self) -> bool:
+        """Count a unary call; return False if there are too many."""
+        with self._lock:
+            if self._unary_calls >= self.most:
+                return False
+            self._unary_calls += 1
+            return True
+
+    def end_unary(self) -> None:
+        """Stop counting a unary call."""
+        with self._lock:
+            self._unary_calls -= 1
+            if self._stopping and not self._unary_calls and not self._streams:
+                self._none_open.notify_all()
+
+    def begin_stream(self) -> None:
+        """Count a stream."""
+        with self._lock:
+            self._streams += 1
+
+    def end_stream(self) -> None:
+        """Stop counting a stream."""
+        with self._lock:
+            self._streams -= 1
+            if self._stopping and not self._unary_calls and not self._streams:
+                self._none_open.notify_all()
+
+    def wait_until_none(self, timeout: float) -> bool:
+        """Wait until no call is open; return false if some are after `timeout` seconds."""
+        with self._lock:
+            # Never reset: the server stops.
+            self._stopping = True
+            return self._none_open.wait_for(lambda: not self._unary_calls and not self._streams, timeout)
 
 
 class TransportState:
@@ -21,9 +71,11 @@ class TransportState:
         self._config = config
         self.calls = OpenCalls(config.max_calls)
         self.unread = UnreadResponses(config.max_unsent_bytes)
-        self.access = access_control_for(config)
         self.cors_origins = config.http_cors_origins
         self.requires_credentials = config.auth_tokens is not None or config.auth_certificates is not None
+        self.access: AccessControl | None = None
+        if self.requires_credentials or client_policy(config) is not None:
+            self.access = AccessControl(tokens=config.auth_tokens, certificates=config.auth_certificates)
         self.tls: TlsFiles | None = None
 
     def open(self) -> None:

@@ -71,13 +71,10 @@ _MODEL = {"name": _at_most_bytes(MODEL_NAME_BYTES), "version": _at_most_bytes(VE
 _REGION = {"name": _at_most_bytes(REGION_NAME_BYTES)}
 _KEY = {"key": _at_most_bytes(PARAMETER_KEY_BYTES)}
 _SETTING_KEY = {"key": _at_most_bytes(SETTING_NAME_BYTES)}
-_SYMBOLS = {
-    "host": _at_most_bytes(SYMBOL_BYTES),
-    "file_by_filename": _at_most_bytes(SYMBOL_BYTES),
-    "file_containing_symbol": _at_most_bytes(SYMBOL_BYTES),
-    "all_extension_numbers_of_type": _at_most_bytes(SYMBOL_BYTES),
-    "list_services": _at_most_bytes(SYMBOL_BYTES),
-}
+_SYMBOLS = dict.fromkeys(
+    ("host", "file_by_filename", "file_containing_symbol", "all_extension_numbers_of_type", "list_services"),
+    _at_most_bytes(SYMBOL_BYTES),
+)
 
 # By message name, then by field: every text, bytes and repeated field of every message that clients send.
 FIELD_BOUNDS: Mapping[str, Mapping[str, FieldBound]] = {

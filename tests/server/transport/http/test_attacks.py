@@ -5,15 +5,14 @@ from __future__ import annotations
 import resource
 import ssl
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from polling import until
 from support.server.certificates import Issued
-from support.server.http_rig import RawClient, ServedHttp, get, post, served_http
+from support.server.http_rig import RawClient, ServedHttp, get, post
 from support.server.rig import PATIENCE
 from support.server.scripted_service import success
 
@@ -24,12 +23,6 @@ from tensorferry.server.transport.http.errors import HttpError
 Serve = Callable[..., ServedHttp]
 INFER, LOAD = "/v2/models/m/infer", "/v2/repository/models/m/load"
 LARGE = 8 << 20
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    with ExitStack() as stack:
-        yield lambda **options: stack.enter_context(served_http(**options))
 
 
 def request(request_id: str, **headers: str) -> bytes:
@@ -82,6 +75,7 @@ def test_half_a_surrogate_pair_is_an_error_of_the_client(serve: Serve) -> None:
     for path, body in (
         ("/v2/trace/setting", {"trace_level": "\ud800"}),
         (INFER, {"id": "\ud800", "inputs": []}),
+        (INFER, {"inputs": [{"name": "\ud800", "datatype": "FP32", "shape": [0], "data": []}]}),
         ("/v1/embeddings", {"input": "a", "model": "\ud800"}),
     ):
         answer = serve().ask(post(path, body))

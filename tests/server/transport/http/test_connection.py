@@ -6,13 +6,12 @@ import gc
 import gzip
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from polling import until
-from support.server.http_rig import ServedHttp, get, post, served_http
+from support.server.http_rig import ServedHttp, get, post
 from support.server.rig import PATIENCE
 from support.server.scripted_service import success
 
@@ -23,30 +22,12 @@ INFER = "/v2/models/m/infer"
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
-    with ExitStack() as stack:
-        yield lambda **options: stack.enter_context(served_http(**options))
-
-
-@pytest.fixture
 def served(serve: Serve) -> ServedHttp:
     return serve()
 
 
 def request(request_id: str, **more: Any) -> dict[str, Any]:
     return {"id": request_id, "inputs": [], **more}
-
-
-def test_requests_follow_each_other_on_a_connection(served: ServedHttp) -> None:
-    served.service.answer_at_once = success
-    client = served.client()
-    for number in range(3):
-        client.send(post(INFER, request(f"r{number}")))
-        answer = client.read()
-        assert (answer.status, answer.json["id"]) == (200, f"r{number}")
-    client.send(get("/v2/health/live"))
-    assert client.read().json == {"live": True}
-    assert served.server.connections == 1
 
 
 def test_a_request_may_arrive_byte_by_byte(served: ServedHttp) -> None:
@@ -239,13 +220,3 @@ def test_a_draining_server_answers_a_client_that_has_just_connected(
     client.send(get("/v2/health/live"))
     assert client.read().headers["connection"] == "close"
     assert client.ended()
-
-
-def test_a_client_that_does_not_read_is_counted_and_given_up(serve: Serve) -> None:
-    served = serve(max_unsent_bytes=1 << 20)
-    served.service.answer_at_once = lambda request_id: success(request_id, 8 << 20)
-    client = served.client()
-    client.send(post(INFER, request("r", parameters={"binary_data_output": True})))
-    until(lambda: served.server.unread.total > 0)
-    assert len(client.read().body) > 8 << 20
-    until(lambda: served.server.unread.total == 0)

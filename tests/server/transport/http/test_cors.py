@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.server.http_rig import Answer, ServedHttp, get, post, served_http
+from support.server.http_rig import Answer, ServedHttp, get, post
 from support.server.scripted_service import success
 
 from tensorferry.server.transport.http import connection as connections
@@ -20,17 +19,16 @@ PAGE, OTHER = "https://page.example", "https://other.example"
 INFER, LOAD = "/v2/models/m/infer", "/v2/repository/models/m/load"
 
 
-@pytest.fixture
-def serve() -> Iterator[Serve]:
+@pytest.fixture(name="serve")
+def serve_pages(serve: Serve) -> Serve:
     """Start a server whose HTTP port the pages of PAGE may call; another option replaces that."""
-    with ExitStack() as stack:
 
-        def start(**options: Any) -> ServedHttp:
-            served = stack.enter_context(served_http(**{"http_cors_origins": (PAGE,), **options}))
-            served.service.answer_at_once = success
-            return served
+    def start(**options: Any) -> ServedHttp:
+        served = serve(**{"http_cors_origins": (PAGE,), **options})
+        served.service.answer_at_once = success
+        return served
 
-        yield start
+    return start
 
 
 def preflight(path: str, origin: str = PAGE, **headers: str) -> bytes:
@@ -65,8 +63,12 @@ def test_a_preflight_request_needs_no_token_and_is_no_call(
 ) -> None:
     (tmp_path / "tokens").write_text(f"client infer sha256:{'0' * 64}\n")
     (tmp_path / "tokens").chmod(0o600)
-    monkeypatch.setattr(InferenceCalls, "serve", lambda *arguments: pytest.fail("counted as a call"))
-    assert serve(auth_tokens=tmp_path / "tokens").ask(preflight(INFER)).status == 200
+    served = serve(auth_tokens=tmp_path / "tokens")
+    with monkeypatch.context() as patch:
+        patch.setattr(InferenceCalls, "serve", lambda *arguments: pytest.fail("counted as a call"))
+        assert served.ask(preflight(INFER)).status == 200
+    refused = served.ask(post(INFER, {"inputs": []}, Origin=PAGE))
+    assert (refused.status, cors_of(refused)["access-control-allow-origin"]) == (401, PAGE)
 
 
 @pytest.mark.parametrize(

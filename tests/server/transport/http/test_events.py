@@ -17,7 +17,7 @@ from support.server.scripted_service import ScriptedCall
 from tensorferry.server.system.addresses import listen_for_http
 from tensorferry.server.transport.http import connection as connections
 from tensorferry.server.transport.http.connection import Connection, Exchange
-from tensorferry.server.transport.http.error_forms import v2_form
+from tensorferry.server.transport.http.errors import v2_form
 from tensorferry.server.transport.http.heads import Head, Routed
 from tensorferry.server.transport.http.server import HttpServer
 from tensorferry.server.transport.unread_responses import UnreadResponses
@@ -30,8 +30,10 @@ LINES = b"Access-Control-Allow-Origin: *\r\nVary: Origin"
 class Events:
     """An application that answers each request with these events: the next when one is sent, or all at once."""
 
-    def __init__(self, events: list[bytes], at_once: bool, ends: bool) -> None:
-        self._events, self._at_once, self._ends = events, at_once, ends
+    def __init__(self, events: list[bytes], at_once: bool, ends: bool, unread: UnreadResponses) -> None:
+        self._events, self._at_once, self._ends, self.unread = events, at_once, ends, unread
+        # The bytes that were unread when the last event was counted.
+        self.counted = 0
         self.cancelled = threading.Event()
 
     def __call__(self, loop: asyncio.AbstractEventLoop, on_loop: Callable[[Any], None]) -> Events:
@@ -54,7 +56,8 @@ class Events:
     def _send(self, exchange: Exchange, events: list[bytes]) -> None:
         while events:
             event = events.pop(0)
-            assert exchange.count_unread(len(event)) is None
+            assert exchange.connection.count_unread(len(event)) is None
+            self.counted = self.unread.total
             if self._at_once:
                 exchange.send_event(event, lambda: None)
             else:
@@ -79,9 +82,9 @@ def serve() -> Iterator[Serve]:
         def start(
             events: list[bytes], *, at_once: bool, ends: bool, limit: int = 1 << 30
         ) -> tuple[RawClient, Events]:
-            application = Events(events, at_once, ends)
+            application = Events(events, at_once, ends, UnreadResponses(limit))
             listening = listen_for_http("127.0.0.1", 0)
-            server = HttpServer(listening, application, unread=UnreadResponses(limit))
+            server = HttpServer(listening, application, unread=application.unread)
             server.start()
             stack.callback(server.close, 0.0)
             client = RawClient(listening.getsockname()[1])
@@ -125,6 +128,7 @@ def test_a_client_that_reads_no_events_is_ended(serve: Serve, monkeypatch: pytes
     client, application = serve([LARGE], at_once=False, ends=False)
     client.send(get("/"))
     assert application.cancelled.wait(PATIENCE)
+    assert (application.counted, application.unread.total) == (len(LARGE), 0)
 
 
 def test_events_that_are_unsent_at_the_end_are_counted_once(serve: Serve) -> None:

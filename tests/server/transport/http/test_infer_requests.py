@@ -203,8 +203,6 @@ MALFORMED: dict[str, tuple[Any, str]] = {
         {"inputs": [], "outputs": [{"name": "y", "parameters": {"shared_memory_region": "r", "classification": 1}}]},
         "can't be used for classification",
     ),
-    "id-surrogate": ({"inputs": [], "id": "\ud800"}, "half a surrogate pair"),
-    "surrogate": ({"inputs": [{**tensor(data=[1, 2]), "name": "\ud800"}]}, "half a surrogate pair"),
 }  # fmt: skip
 
 

@@ -113,15 +113,6 @@ def test_the_worker_sends_one_and_the_polling_thread_the_others(
     assert sent.by == [(0, HERE), (1, "poller"), (2, "poller"), (3, "poller")]
 
 
-def test_outside_a_batch_a_response_is_sent_at_once(response_batcher: ResponseBatcher, sent: Sent) -> None:
-    respond(response_batcher, sent.send, 0)
-    assert sent.by == [(0, HERE)]
-    response_batcher.begin(2)
-    response_batcher.end()
-    respond(response_batcher, sent.send, 1)
-    assert sent.by == [(0, HERE), (1, HERE)]
-
-
 @pytest.mark.parametrize("given", [0, 1])
 def test_the_worker_sends_a_batch_of_at_most_one(
     response_batcher: ResponseBatcher, sent: Sent, given: int
@@ -317,10 +308,3 @@ def test_a_handover_during_a_pause_is_sent_in_it(
     assert worked.is_set()
     worker.join(PATIENCE)
     assert numbers == [0, 1, 2, 3]
-
-
-def test_a_pause_ends_by_itself(response_batcher: ResponseBatcher) -> None:
-    response_batcher.bind_polling_thread()
-    response_batcher.pause(0.001)
-    response_batcher.pause(-0.001)
-    assert response_batcher.this_thread.polls

@@ -18,7 +18,7 @@ import grpc
 import pytest
 from support.batcher.interleave import ControlledThread, Interleaver
 from support.server.scripted_core import Core, WireCall
-from support.server.scripted_service import calls_of, failure, success
+from support.server.scripted_service import calls_of, failure, shared_state, success
 
 from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
@@ -176,9 +176,9 @@ class World:
         self.lane = Lane(
             cast(Any, None),
             self.service,
+            shared_state(Fickle(self.random) if self.asks else None),
             max_streams=MAX_STREAMS,
             max_in_flight=MAX_IN_FLIGHT,
-            access=Fickle(self.random) if self.asks else None,
             unpackers=self.unpackers,
         )
         self.service.in_flight = self.check_in_flight
@@ -255,7 +255,7 @@ class World:
         self.core.pause()
         self.service.begin_drain()
         self.core.pause()
-        self.lane.begin_drain()
+        self.lane.streams.begin_drain()
         self.acting -= 1
 
     def _client(self, name: str, kind: str) -> Callable[[], None]:
@@ -303,8 +303,8 @@ class World:
     def check(self) -> None:
         service = self.service
         assert sorted(service.done) == sorted(service.received), "a request did not end once"
-        assert self.lane.open_streams == 0
-        assert self.lane.wait_until_over(0), "a call is still counted"
+        assert self.lane.streams.open_streams == 0
+        assert self.lane.admission.calls.wait_until_none(0), "a call is still counted"
         for client in self.clients:
             mine = self.received_of(client)
             assert mine == client.sent[: len(mine)], "requests out of order, or twice"

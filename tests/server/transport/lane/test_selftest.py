@@ -47,6 +47,10 @@ def _raise(*args: Any, **options: Any) -> Any:
     raise TypeError("this takes something else now")
 
 
+def _exit(*args: Any) -> None:
+    raise SystemExit
+
+
 def _without(name: str) -> Sabotage:
     """Import the lane again without the name."""
 
@@ -246,28 +250,13 @@ def test_an_exception_in_an_event_does_not_end_the_polling_thread(
             assert came.wait(PATIENCE)
             assert stream.end().code() is grpc.StatusCode.INTERNAL
         elif where == "a message":
-            patch.setattr(UnaryCall, "received", _raise)
+            patch.setattr(UnaryCall, "received", _exit)
             assert served.infer("1").exception(PATIENCE).code() is grpc.StatusCode.INTERNAL
         else:
             patch.setattr(UnaryCall, "__init__", _raise)
             assert served.infer("1").exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
     assert served.infer("2").result(PATIENCE).id == "2"
     assert set(logged) == {"unexpected error in the lane; this is a bug in tensorferry.server"}
-
-
-@pytest.mark.parametrize("transport", ["lane"], scope="module")
-def test_system_exit_does_not_end_the_polling_thread(
-    served: ServedTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def leave(*args: Any) -> None:
-        raise SystemExit
-
-    served.service.answer_at_once = success
-    monkeypatch.setattr(lane._log, "exception", lambda message: None)
-    with monkeypatch.context() as patch:
-        patch.setattr(UnaryCall, "received", leave)
-        assert served.infer("1").exception(PATIENCE).code() is grpc.StatusCode.INTERNAL
-    assert served.infer("2").result(PATIENCE).id == "2"
 
 
 @pytest.mark.parametrize("transport", ["lane"], scope="module")
@@ -304,8 +293,8 @@ def test_calls_that_cannot_be_started_do_not_count(
         for number in range(3):
             assert served.infer(str(number)).exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
             assert served.stream().end().code() is grpc.StatusCode.CANCELLED
-    assert served.lane.wait_until_over(PATIENCE)
-    assert served.lane.open_streams == 0
+    assert served.lane.admission.calls.wait_until_none(PATIENCE)
+    assert served.lane.streams.open_streams == 0
     assert served.infer("later").result(PATIENCE).id == "later"
 
 

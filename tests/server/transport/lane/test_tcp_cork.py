@@ -46,6 +46,14 @@ def served() -> Iterator[Served]:
     served.close()
 
 
+@pytest.fixture
+def held(served: Served) -> TcpCork:
+    """The cork of the connections."""
+    made = TcpCork()
+    made.serve(served.port)
+    return made
+
+
 def received(client: socket.socket) -> bytes:
     try:
         return client.recv(1 << 20)
@@ -57,9 +65,7 @@ def holds(server: socket.socket) -> bool:
     return server.getsockopt(socket.IPPROTO_TCP, socket.TCP_CORK) == 1
 
 
-def test_writes_in_between_are_sent_together_at_the_end(served: Served) -> None:
-    held = TcpCork()
-    held.serve(served.port)
+def test_writes_in_between_are_sent_together_at_the_end(served: Served, held: TcpCork) -> None:
     held.begin(8)
     for server in served.servers:
         for _ in range(4):
@@ -70,9 +76,7 @@ def test_writes_in_between_are_sent_together_at_the_end(served: Served) -> None:
     assert not any(map(holds, served.servers))
 
 
-def test_fewer_than_two_responses_per_connection_are_sent_at_once(served: Served) -> None:
-    held = TcpCork()
-    held.serve(served.port)
+def test_fewer_than_two_responses_per_connection_are_sent_at_once(served: Served, held: TcpCork) -> None:
     held.begin(3)
     served.servers[0].send(SMALL)
     assert received(served.clients[0]) == SMALL
@@ -86,9 +90,7 @@ def test_nothing_is_corked_before_serve(served: Served) -> None:
     held.end()
 
 
-def test_a_flush_sends_what_was_collected_and_collects_on(served: Served) -> None:
-    held = TcpCork()
-    held.serve(served.port)
+def test_a_flush_sends_what_was_collected_and_collects_on(served: Served, held: TcpCork) -> None:
     held.begin(4)
     for _ in range(2):
         served.servers[0].send(SMALL)
@@ -101,10 +103,10 @@ def test_a_flush_sends_what_was_collected_and_collects_on(served: Served) -> Non
     assert not any(map(holds, served.servers))
 
 
-def test_new_and_closed_connections_are_found(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_and_closed_connections_are_found(
+    served: Served, held: TcpCork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tcp_cork, "_RESCAN_SECONDS", 0.0)
-    held = TcpCork()
-    held.serve(served.port)
     held.begin(4)
     assert all(map(holds, served.servers))
     gone = served.servers.pop()
@@ -146,9 +148,9 @@ def test_other_ports_are_left_alone(served: Served) -> None:
         other.close()
 
 
-def test_nothing_is_corked_with_too_many_open_files(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_corked_with_too_many_open_files(
+    served: Served, held: TcpCork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tcp_cork, "_MAX_FILES", 3)
-    held = TcpCork()
-    held.serve(served.port)
     held.begin(ENDLESS)
     assert not any(map(holds, served.servers))

@@ -11,8 +11,7 @@ from typing import Any
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.status import Status, StatusCode
-from tensorferry.server.transport.http.error_forms import ErrorForm, v2_form
-from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.errors import ErrorForm, HttpError
 
 JSON, OCTETS, TEXT = "application/json", "application/octet-stream", "text/plain; charset=utf-8"
 EVENTS = "text/event-stream; charset=utf-8"
@@ -63,7 +62,7 @@ def json_response(value: Any, status: int = 200) -> bytes:
     return response(status, dumps(value))
 
 
-def error_response(error: HttpError, form: ErrorForm = v2_form) -> bytes:
+def error_response(error: HttpError, form: ErrorForm) -> bytes:
     """Return the response of an error in the form of its path."""
     status, content, headers = form(error)
     if isinstance(content, str):

@@ -1,4 +1,4 @@
-"""Bodies of HTTP requests: in chunks, and compressed."""
+"""Bodies of HTTP requests: with a length, in chunks, and compressed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,24 @@ _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[^\x00-\x08\x0a-\x1f\x7f]{0,2
 _MAX_SIZE_LINE = 300
 _GZIP_BITS, _ZLIB_BITS = 31, 15
 ENCODINGS = ("gzip", "deflate")
+
+
+class SizedBody:
+    """A body of `length` bytes."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._parts: list[bytes] = []
+        self._missing = length
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes] | None:
+        """Take bytes; return the body and what follows it once it is complete."""
+        self._parts.append(data)
+        self._missing -= len(data)
+        if self._missing > 0:
+            return None
+        data = b"".join(self._parts)
+        return data[: self._length], data[self._length :]
 
 
 class ChunkedBody:
@@ -37,7 +55,7 @@ class ChunkedBody:
                 found = _SIZE.match(data, at)
                 if found is None:
                     if len(data) - at > _MAX_SIZE_LINE or b"\n" in data[at:]:
-                        raise HttpError(400, "the size of a chunk is malformed", close=True)
+                        raise HttpError(400, "the size of a chunk is malformed")
                     break
                 at, size = found.end(), int(found[1], 16)
                 if len(self._body) + size > self._most:
@@ -53,7 +71,7 @@ class ChunkedBody:
             if self._missing > 2 or len(data) - at < 2:
                 break
             if data[at : at + 2] != b"\r\n":
-                raise HttpError(400, "a chunk is longer than its size", close=True)
+                raise HttpError(400, "a chunk is longer than its size")
             at, self._missing = at + 2, None
         self._unread = data[at:]
         return self._end() if self._last else None
@@ -66,12 +84,12 @@ class ChunkedBody:
         self._trailer_bytes += at
         self._unread = data = data[at:]
         if self._trailer_bytes + len(data.partition(b"\n")[0]) > MAX_HEAD_BYTES:
-            raise HttpError(431, "the trailers are too long", close=True)
+            raise HttpError(431, "the trailers are too long")
         if data.startswith(b"\r\n"):
             return bytes(self._body), data[2:]
         if b"\n" in data:
             # A proxy may take the end of this line for that of the body.
-            raise HttpError(400, "a trailer is malformed", close=True)
+            raise HttpError(400, "a trailer is malformed")
         return None
 
 
@@ -101,5 +119,4 @@ def too_large(size: str, most: int) -> HttpError:
         413,
         f"the body has {size} bytes; this server takes at most {most}: send less at once, or start it with a larger "
         "--max-message-bytes",
-        close=True,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tensorferry.server.errors import UnreadResponsesError
 from tensorferry.server.inference.reply import InferenceCall
 from tensorferry.server.security.access_control import ClientCertificate
+from tensorferry.server.security.tls import client_certificate
 from tensorferry.server.transport.http.answers import (
     LAST_CHUNK,
     chunk,
@@ -20,9 +20,8 @@ from tensorferry.server.transport.http.answers import (
     with_header,
     without_body,
 )
-from tensorferry.server.transport.http.bodies import ChunkedBody, too_large
-from tensorferry.server.transport.http.error_forms import v2_form
-from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.bodies import ChunkedBody, SizedBody, too_large
+from tensorferry.server.transport.http.errors import HttpError, v2_form
 from tensorferry.server.transport.http.heads import MAX_HEAD_BYTES, Head
 from tensorferry.server.transport.unread_responses import ResponseAccount
 
@@ -42,7 +41,6 @@ _PIPELINED_BYTES = 64 << 10
 # An answer is written in slices, so that the rest of one that the client does not read can be counted, also behind TLS.
 _SLICE_BYTES = 256 << 10
 _EMPTY_LINES = re.compile(rb"(?:\r\n)*+")
-_NO_CERTIFICATE = ClientCertificate(None, ())
 _HTTP2, _TLS = b"PRI * HTTP/2.0\r\n", b"\x16\x03"
 
 
@@ -75,10 +73,6 @@ class Exchange:
         """Send the response, or the last event, if any, and the end of a response of events, unless the client has left."""
         self.connection.respond(self, data)
 
-    def count_unread(self, nbytes: int) -> UnreadResponsesError | None:
-        """Count an event that will be sent, or return why it must not be kept. Called on any thread."""
-        return self.connection.count_unread(nbytes)
-
     def send_event(self, data: bytes, sent: Callable[[], None]) -> None:
         """Send an event that was counted. Call `sent` when it is sent, or will never be."""
         self.connection.send_event(self, data, sent)
@@ -90,33 +84,28 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, owner: HttpServer) -> None:
         self._owner = owner
+        self._application = owner.application
         self._transport: Any = None
         # The address without the port, and with it as gRPC writes it.
         self.address, self.peer = "", "unix:"
         # Bytes that belong to no request yet.
         self._data = b""
-        # The request whose body arrives: its head, and its parts or chunks.
-        self._head: Head | None = None
-        self._parts: list[bytes] = []
-        self._missing = 0
-        self._chunks: ChunkedBody | None = None
+        # The request whose body arrives.
+        self._arriving: tuple[Head, ChunkedBody | SizedBody] | None = None
         self._exchange: Exchange | None = None
         # When the connection became idle, or its current request began to arrive.
         self._since = time.monotonic()
         self._allowed_seconds = _IDLE_SECONDS
-        self._account: ResponseAccount | None = None
-        # Of events, until they are sent.
-        self._events = ResponseAccount(self.peer, self._give_up)
+        # Those bytes of an answer that `_account` has, because the client did not read them at once.
+        self._counted = 0
         # The bytes of each event that is written and not sent, and what to call then.
         self._unsent_events: list[tuple[int, Callable[[], None]]] = []
         self._writes_wait = False
         # The part of an answer that is not written yet, and the bytes that the last sweep found unsent.
         self._rest: memoryview | None = None
         self._unsent = 0
-        # Whether the connection is closed once everything is sent.
-        self._ends = False
-        # Whether a request has arrived.
-        self._served = False
+        # Whether the connection is closed once everything is sent, and whether a request has arrived.
+        self._ends = self._served = False
         # Bytes that may still be read and thrown away before the connection is closed; None while it is in use.
         self._discard: int | None = None
 
@@ -127,13 +116,11 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=1, low=0)
         address = transport.get_extra_info("peername")
         if isinstance(address, tuple):
-            self.address = address[0]
-            self.peer = (
-                f"ipv6:[{address[0]}]:{address[1]}"
-                if ":" in address[0]
-                else f"ipv4:{address[0]}:{address[1]}"
-            )
-        self._events = ResponseAccount(self.peer, self._give_up)
+            host, port = address[:2]
+            self.address = host
+            self.peer = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        # Of events until they are sent, and of answers that the client does not read.
+        self._account = ResponseAccount(self.peer, self._give_up)
         if not self._owner.opened(self):
             self._fail(
                 HttpError(
@@ -144,9 +131,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio.Protocol`. The request in flight is cancelled."""
         self._owner.closed(self)
-        if self._account is not None:
-            self._owner.unread.close(self._account)
-        self._owner.unread.close(self._events)
+        self._owner.unread.close(self._account)
         self._events_sent()
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
@@ -155,12 +140,12 @@ class Connection(asyncio.Protocol):
     @property
     def certificate(self) -> ClientCertificate:
         """The client's certificate, as gRPC has it."""
-        return certificate_of(self._transport.get_extra_info("ssl_object"))
+        return client_certificate(self._transport.get_extra_info("ssl_object"))
 
     @property
     def idle(self) -> bool:
         """Whether no request is answered or arrives."""
-        return self._exchange is None and self._head is None and not self._data
+        return self._exchange is None and self._arriving is None and not self._data
 
     @property
     def is_new(self) -> bool:
@@ -178,22 +163,14 @@ class Connection(asyncio.Protocol):
             self._discard -= len(data)
             if self._discard < 0:
                 self._transport.close()
-        elif self._chunks is not None:
-            self._take_chunks(data)
-        elif self._head is not None:
-            self._parts.append(data)
-            self._missing -= len(data)
-            if self._missing <= 0:
-                head, data, self._head, self._parts = self._head, b"".join(self._parts), None, []
-                self._complete(head, data[: head.length], data[head.length :])
+        elif self._arriving is not None:
+            self._take_body(data, *self._arriving)
         elif self._exchange is not None or self._writes_wait:
             self._data += data
             if len(self._data) > _PIPELINED_BYTES:
                 self._transport.pause_reading()
         else:
-            if self._data:
-                data = self._data + data
-            self._next(data)
+            self._next(self._data + data)
 
     def _next(self, data: bytes) -> None:
         """Begin with the next request, which `data` begins with."""
@@ -210,7 +187,7 @@ class Connection(asyncio.Protocol):
         except HttpError as error:
             self._fail(self._explained(error, data))
             return
-        most = self._owner.max_body_bytes(head)
+        most = self._application.max_body_bytes(head)
         if head.length > most:
             self._fail(too_large(str(head.length), most), head)
             return
@@ -230,39 +207,34 @@ class Connection(asyncio.Protocol):
             self._fail(self._explained(HttpError(400, "the head is malformed"), data))
 
     def _await_body(self, head: Head, data: bytes) -> None:
-        refusal = self._owner.refusal(self, head)
+        refusal = self._application.refusal(self, head)
         if refusal is not None:
             self._fail(refusal, head)
             return
-        most = self._owner.max_body_bytes(head)
+        most = self._application.max_body_bytes(head)
         length = most if head.chunked else head.length
         self._started(_ARRIVAL_SECONDS + length / _LEAST_BYTES_PER_SECOND)
-        self._head = head
         if head.expects_continue and not data:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if head.chunked:
-            self._chunks = ChunkedBody(most)
-            self._take_chunks(data)
-        else:
-            self._parts, self._missing = [data], head.length - len(data)
+        body = ChunkedBody(most) if head.chunked else SizedBody(length)
+        self._arriving = head, body
+        self._take_body(data, head, body)
 
-    def _take_chunks(self, data: bytes) -> None:
-        assert self._chunks is not None
-        assert self._head is not None
+    def _take_body(self, data: bytes, head: Head, body: ChunkedBody | SizedBody) -> None:
         try:
-            complete = self._chunks.feed(data)
+            complete = body.feed(data)
         except HttpError as error:
-            self._fail(error, self._head)
+            self._fail(error, head)
             return
         if complete is not None:
-            head, self._chunks, self._head = self._head, None, None
+            self._arriving = None
             self._complete(head, *complete)
 
     def _complete(self, head: Head, body: bytes, rest: bytes) -> None:
         self._data = rest
         self._served = True
         self._exchange = exchange = Exchange(self, head)
-        self._owner.serve(exchange, body)
+        self._application.serve(exchange, body)
 
     def respond(self, exchange: Exchange, data: bytes) -> None:
         """Send a response; see `Exchange.respond`."""
@@ -301,8 +273,8 @@ class Connection(asyncio.Protocol):
         return without_body(data) if head.method == "HEAD" else data
 
     def count_unread(self, nbytes: int) -> UnreadResponsesError | None:
-        """Count an event; see `Exchange.count_unread`."""
-        return self._owner.unread.add(self._events, nbytes)
+        """Count an event that will be sent, or return why it must not be kept. Called on any thread."""
+        return self._owner.unread.add(self._account, nbytes)
 
     def send_event(self, exchange: Exchange, data: bytes, sent: Callable[[], None]) -> None:
         """Send an event; see `Exchange.send_event`."""
@@ -321,7 +293,7 @@ class Connection(asyncio.Protocol):
     def _events_sent(self) -> None:
         events, self._unsent_events = self._unsent_events, []
         for nbytes, sent in events:
-            self._owner.unread.remove(self._events, nbytes)
+            self._owner.unread.remove(self._account, nbytes)
             sent()
 
     def _write_rest(self) -> None:
@@ -332,7 +304,7 @@ class Connection(asyncio.Protocol):
 
     def _continue(self) -> None:
         """Read the next request, or one that has arrived meanwhile."""
-        if self._data and self._exchange is None and self._head is None and not self._writes_wait:
+        if self._data and self._exchange is None and self._arriving is None and not self._writes_wait:
             data, self._data = self._data, b""
             self._transport.resume_reading()
             self._next(data)
@@ -347,14 +319,11 @@ class Connection(asyncio.Protocol):
         self._writes_wait = False
         self._events_sent()
         self._write_rest()
-        if self._account is not None:
-            if self._writes_wait:
-                self._owner.unread.remove(self._account, _SLICE_BYTES)
-                return
-            self._owner.unread.close(self._account)
-            self._account = None
-        if self._exchange is not None:
-            # Further events follow.
+        read = min(_SLICE_BYTES, self._counted) if self._writes_wait else self._counted
+        self._owner.unread.remove(self._account, read)
+        self._counted -= read
+        if self._writes_wait or self._exchange is not None:
+            # More is written, or further events follow.
             return
         # Soon, because asyncio would end the connection twice if it were closed within this call.
         if self._ends or (self._owner.draining and self.idle):
@@ -366,10 +335,10 @@ class Connection(asyncio.Protocol):
         self._owner.on_loop(self._transport.abort)
 
     def _count_unsent(self) -> None:
-        self._account = ResponseAccount(self.peer, self._give_up)
+        # Events are counted before they are sent.
         events = sum(nbytes for nbytes, _ in self._unsent_events)
-        # Events are counted in an account of their own.
-        if self._owner.unread.add(self._account, max(0, self._unsent_bytes - events)) is not None:
+        self._counted = max(0, self._unsent_bytes - events)
+        if self._owner.unread.add(self._account, self._counted) is not None:
             self._transport.abort()
 
     @property
@@ -380,8 +349,7 @@ class Connection(asyncio.Protocol):
     def _fail(self, error: HttpError, head: Head | None = None) -> None:
         """Answer a request that cannot be read, and close the connection."""
         form, lines = (v2_form, b"") if head is None else (head.errors, head.lines)
-        self._head = self._chunks = None
-        self._parts, self._data = [], b""
+        self._arriving, self._data = None, b""
         data = with_header(error_response(error, form), b"Connection: close")
         self._transport.write(with_header(data, lines))
         self._discard = _DISCARD_BYTES
@@ -419,7 +387,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         else:
             late = HttpError(408, f"the request did not arrive within {self._allowed_seconds:.0f} s")
-            self._fail(late, self._head)
+            self._fail(late, None if self._arriving is None else self._arriving[0])
 
     def end_if_idle(self) -> None:
         """Close the connection, unless a request is in progress, or the first one is still to come."""
@@ -429,25 +397,3 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close the connection at once."""
         self._transport.abort()
-
-
-def certificate_of(ssl_object: Any) -> ClientCertificate:
-    """Return the certificate of a TLS connection's client in gRPC's terms: alternative names before the common name."""
-    details = ssl_object.getpeercert() if ssl_object is not None else None
-    if not details:
-        return _NO_CERTIFICATE
-    names = [
-        value.encode()
-        for kind, value in details.get("subjectAltName", ())
-        if kind in ("DNS", "URI", "email", "IP Address")
-    ]
-    kind = "x509_subject_alternative_name"
-    if not names:
-        kind = "x509_common_name"
-        names = [
-            value.encode()
-            for part in details.get("subject", ())
-            for name, value in part
-            if name == "commonName"
-        ]
-    return ClientCertificate(kind, names, ssl.DER_cert_to_PEM_cert(ssl_object.getpeercert(True)).encode())

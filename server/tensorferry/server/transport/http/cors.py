@@ -7,7 +7,7 @@ from functools import partial
 
 from tensorferry.server.config.option_groups.network import ANY_ORIGIN
 from tensorferry.server.transport.http.answers import response
-from tensorferry.server.transport.http.error_forms import v2_form
+from tensorferry.server.transport.http.errors import v2_form
 from tensorferry.server.transport.http.heads import Routed, Router
 from tensorferry.server.transport.http.routes import Route, Target
 

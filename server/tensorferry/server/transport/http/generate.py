@@ -11,24 +11,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.errors import truncate
 from tensorferry.server.inference.responses.stream_responses import Piece
 from tensorferry.server.transport.http.answers import EVENTS, dumps, response
-from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.infer_requests import Describe, Model
-from tensorferry.server.transport.http.json_fields import Fields, fields_of, object_in, set_parameter
-from tensorferry.server.transport.http.tensor_json import json_values, raw_contents
+from tensorferry.server.transport.http.json_values import (
+    checked_string,
+    fields_of,
+    json_values,
+    object_in,
+    raw_contents,
+    set_parameter,
+)
 
 
 class GenerateForm(NamedTuple):
     """How the answers of a generate request are written: as `events`, or the only one as JSON."""
 
     events: bool
-
-    @property
-    def writes_json(self) -> bool:
-        """Whether values are written as text, which takes long."""
-        return True
 
     def response(self, pieces: Sequence[Piece]) -> bytes:
         """Return the HTTP response for the only ModelInferResponse. HttpError if JSON cannot have its values."""
@@ -51,7 +50,9 @@ def generate_request(describe: Describe, model: Model, body: bytes) -> bytes:
     fields = fields_of(body)
     metadata = describe(*model)
     given: Mapping[str, Any] = {**object_in(fields, "parameters"), **fields}
-    message = pb.ModelInferRequest(model_name=model[0], model_version=model[1], id=_id_in(fields))
+    message = pb.ModelInferRequest(
+        model_name=model[0], model_version=model[1], id=checked_string("id", fields.get("id", ""))
+    )
     inputs = {spec.name: spec for spec in metadata.inputs}
     for name, value in given.items():
         if name in inputs:
@@ -59,13 +60,6 @@ def generate_request(describe: Describe, model: Model, body: bytes) -> bytes:
         elif name not in ("id", "parameters"):
             set_parameter(message.parameters, name, value)
     return message.SerializeToString()
-
-
-def _id_in(fields: Fields) -> str:
-    value = fields.get("id", "")
-    if not isinstance(value, str):
-        raise HttpError(400, f"'id' is {truncate(str(value))}; it must be a string")
-    return value
 
 
 def _add_input(message: pb.ModelInferRequest, spec: Any, value: Any) -> None:

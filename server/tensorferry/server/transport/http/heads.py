@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tensorferry.server.identity import Metadata
-from tensorferry.server.transport.http.error_forms import ErrorForm
-from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.errors import ErrorForm, HttpError
 
 MAX_HEAD_BYTES = 16 << 10
 _MAX_FIELDS = 100
@@ -72,10 +71,10 @@ class Head:
 def parse_head(block: bytes, route: Router) -> Head:
     """Parse a head with its empty line. HttpError if it is malformed, or its meaning is not certain."""
     if len(block) > MAX_HEAD_BYTES:
-        raise HttpError(431, f"the headers have more than {MAX_HEAD_BYTES} bytes", close=True)
+        raise HttpError(431, f"the headers have more than {MAX_HEAD_BYTES} bytes")
     line = _LINE.match(block)
     if line is None:
-        raise HttpError(400, "the first line is not that of an HTTP/1.1 request", close=True)
+        raise HttpError(400, "the first line is not that of an HTTP/1.1 request")
     method, target, minor = line.groups()
     at, end = line.end(), len(block) - 2
     fields: list[tuple[str, str]] = []
@@ -84,23 +83,23 @@ def parse_head(block: bytes, route: Router) -> Head:
         found = FIELD.match(block, at)
         if found is None or len(fields) == _MAX_FIELDS:
             what = "a header is malformed" if found is None else f"there are more than {_MAX_FIELDS} headers"
-            raise HttpError(400 if found is None else 431, what, close=True)
+            raise HttpError(400 if found is None else 431, what)
         name, value = found[1].decode("ascii").lower(), found[2].rstrip(b" \t").decode("latin-1")
         if name in values:
             if name in _ONCE:
-                raise HttpError(400, f"the header {name!r} is given twice", close=True)
+                raise HttpError(400, f"the header {name!r} is given twice")
             values[name] = f"{values[name]}, {value}"
         else:
             values[name] = value
         fields.append((name, value))
         at = found.end()
     if minor == b"1" and "host" not in values:
-        raise HttpError(400, "HTTP/1.1 needs a header Host", close=True)
+        raise HttpError(400, "HTTP/1.1 needs a header Host")
     if "transfer-encoding" in values:
         if values["transfer-encoding"].lower() != "chunked":
-            raise HttpError(501, "the only Transfer-Encoding is chunked", close=True)
+            raise HttpError(501, "the only Transfer-Encoding is chunked")
         if "content-length" in values or minor == b"0":
-            raise HttpError(400, "Transfer-Encoding is given with Content-Length, or in HTTP/1.0", close=True)
+            raise HttpError(400, "Transfer-Encoding is given with Content-Length, or in HTTP/1.0")
     path = target.partition(b"?")[0].decode("ascii")
     return Head(method.decode("ascii"), path, tuple(fields), values, int(minor), route)
 
@@ -129,7 +128,7 @@ def _natural(values: Mapping[str, str], name: str) -> int | None:
     if value is None:
         return None
     if not _LENGTH.fullmatch(value):
-        raise HttpError(400, f"the header {name!r} is {value!r}; it must be a number of bytes", close=True)
+        raise HttpError(400, f"the header {name!r} is {value!r}; it must be a number of bytes")
     return int(value)
 
 
@@ -141,9 +140,7 @@ def _seconds(value: str | None) -> float | None:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < math.inf:
-        raise HttpError(
-            400, f"X-Request-Timeout is {value!r}; it must be a number of seconds above 0", close=True
-        )
+        raise HttpError(400, f"X-Request-Timeout is {value!r}; it must be a number of seconds above 0")
     return seconds
 
 

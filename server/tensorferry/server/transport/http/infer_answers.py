@@ -11,8 +11,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.responses.stream_responses import Piece
 from tensorferry.server.transport.http.answers import OCTETS, dumps, response, response_head
 from tensorferry.server.transport.http.infer_requests import AnswerForm
-from tensorferry.server.transport.http.json_fields import value_of
-from tensorferry.server.transport.http.tensor_json import json_values
+from tensorferry.server.transport.http.json_values import json_values, value_of
 
 _MAX_KEPT = 256
 # Characters that stand for themselves in JSON.

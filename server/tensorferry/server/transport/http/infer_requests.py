@@ -9,20 +9,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
-from tensorferry.server.errors import truncate
 from tensorferry.server.transport.http.errors import HttpError
-from tensorferry.server.transport.http.json_fields import (
-    HALF_A_PAIR,
+from tensorferry.server.transport.http.json_values import (
     Fields,
+    checked_boolean,
+    checked_string,
     fields_of,
     object_in,
+    raw_contents,
     set_parameter,
 )
-from tensorferry.server.transport.http.tensor_json import raw_contents
 from tensorferry.server.wire import bounds
 from tensorferry.server.wire.fields import DELIMITED, encode_varint
 
@@ -51,11 +51,6 @@ class AnswerForm(NamedTuple):
     all_binary: bool = False
     binary: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
-
-    @property
-    def writes_json(self) -> bool:
-        """Whether outputs can be JSON, which takes long to write."""
-        return not self.all_binary
 
     def is_binary(self, output: str) -> bool:
         """Return whether an output is binary."""
@@ -88,8 +83,8 @@ class RequestTranslator:
     def message(self, model: Model, body: bytes, json_length: int | None) -> tuple[bytes, AnswerForm]:
         """Return the serialised ModelInferRequest and how its answer is written.
 
-        `json_length` is the header Inference-Header-Content-Length, None without it. HttpError if the body is malformed, and
-        what `describe` raises for a body of only one tensor.
+        `json_length` is the header Inference-Header-Content-Length, None without it. HttpError if the body is malformed,
+        UnicodeEncodeError if a text has half a surrogate pair, and what `describe` raises for a body of only one tensor.
         """
         size = len(body) if json_length is None else json_length
         if size > len(body):
@@ -102,10 +97,7 @@ class RequestTranslator:
         request_id, rest = (found[1], body[found.end() - 1 : size]) if found else (b"", body[:size])
         plan = self._plans.get((model, rest))
         if plan is None:
-            try:
-                plan, given_id = _plan_of(model, body[:size])
-            except UnicodeEncodeError:
-                raise HttpError(400, HALF_A_PAIR) from None
+            plan, given_id = _plan_of(model, body[:size])
             if not found:
                 request_id = given_id
             kept = len(rest) <= _MAX_KEPT_BYTES and (found or not given_id)
@@ -135,16 +127,14 @@ class RequestTranslator:
 
 
 def _plan_of(model: Model, head: bytes) -> tuple[_Plan, bytes]:
-    """Return the plan of a JSON head, and the request's id. UnicodeEncodeError if a text has half a surrogate pair."""
+    """Return the plan of a JSON head, and the request's id."""
     request = fields_of(head)
-    request_id = request.get("id", "")
-    if not isinstance(request_id, str):
-        raise HttpError(400, f"'id' is {truncate(str(request_id))}; it must be a string")
+    request_id = checked_string("id", request.get("id", ""))
     message = pb.ModelInferRequest(model_name=model[0], model_version=model[1])
     all_binary = False
     for name, value in object_in(request, "parameters").items():
         if name == "binary_data_output":
-            all_binary = _boolean(name, value)
+            all_binary = checked_boolean(name, value)
         else:
             set_parameter(message.parameters, name, value)
     raws: list[tuple[bytes, int, bytes | None]] = []
@@ -160,7 +150,7 @@ def _plan_of(model: Model, head: bytes) -> tuple[_Plan, bytes]:
     outputs = _objects(request, "outputs")
     for output in outputs:
         name, parameters = _text(output, "name", "an output"), dict(object_in(output, "parameters"))
-        if _boolean("binary_data", parameters.pop("binary_data", False)):
+        if checked_boolean("binary_data", parameters.pop("binary_data", False)):
             binary.add(name)
         if _SHARED in parameters:
             shared.add(name)
@@ -239,12 +229,6 @@ def _one_tensor(metadata: pb.ModelMetadataResponse, model: Model, body: bytes) -
     request = pb.ModelInferRequest(model_name=model[0], model_version=model[1], raw_input_contents=[body])
     request.inputs.add(name=spec.name, datatype=spec.datatype, shape=shape)
     return request.SerializeToString()
-
-
-def _boolean(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise HttpError(400, f"{name!r} is {truncate(str(value))}; it must be true or false")
-    return value
 
 
 def _text(of: Fields, name: str, what: str) -> str:

@@ -24,7 +24,7 @@ from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.generate import GenerateForm, error_event, generate_request
 from tensorferry.server.transport.http.infer_answers import AnswerTranslator
 from tensorferry.server.transport.http.infer_requests import AnswerForm, RequestTranslator
-from tensorferry.server.transport.http.json_fields import HALF_A_PAIR
+from tensorferry.server.transport.http.json_values import HALF_A_PAIR
 from tensorferry.server.transport.http.method_calls import MethodCalls
 from tensorferry.server.transport.http.routes import Target
 from tensorferry.server.transport.http.text.requests import TextForm, TextRequests
@@ -67,9 +67,7 @@ class InferenceCalls:
         self._calls = shared.calls
         self._admission: CallAdmission[Connection] = CallAdmission(
             service,
-            access=shared.access,
-            unread=shared.unread,
-            calls=shared.calls,
+            shared,
             peer_of=lambda connection: connection.peer,
             certificate_of=lambda connection: connection.certificate,
         )
@@ -156,7 +154,7 @@ class InferenceCalls:
             event = form.event(reply.pieces())
         except HttpError as error:
             return InvalidRequestError(str(error))
-        refusal = exchange.count_unread(len(event))
+        refusal = exchange.connection.count_unread(len(event))
         if refusal is None:
             # With the replies, because the last reply must be sent after it.
             self._completed(exchange, _Event(event), reply)
@@ -175,9 +173,10 @@ class InferenceCalls:
         try:
             while self._replies:
                 exchange, form, reply = self._replies.popleft()
+                in_json = not (isinstance(form, AnswerForm) and form.all_binary)
                 if isinstance(form, _Event):
                     exchange.send_event(form.data, reply.sent)
-                elif form.writes_json and reply.output_bytes > _LONG_ANSWER_BYTES:
+                elif in_json and reply.output_bytes > _LONG_ANSWER_BYTES:
                     self._threads.submit(self._build_on_thread, exchange, form, reply)
                 else:
                     self._send(exchange, reply, self._built(exchange, form, reply))

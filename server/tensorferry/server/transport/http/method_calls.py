@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.identity import CONTROL, CURRENT_CLIENT, ClientIdentity
@@ -18,10 +17,10 @@ from tensorferry.server.transport.http.bodies import unpacked
 from tensorferry.server.transport.http.connection import Connection, Exchange
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.heads import Head
-from tensorferry.server.transport.http.json_fields import HALF_A_PAIR, Fields, fields_of
+from tensorferry.server.transport.http.json_values import HALF_A_PAIR, Fields, fields_of
 from tensorferry.server.transport.http.routes import INFER, Target, path_of
 from tensorferry.server.transport.http.text.requests import ready_models
-from tensorferry.server.transport.threaded_servicer import Extension
+from tensorferry.server.transport.threaded_servicer import Extension, methods_of
 from tensorferry.server.wire import bounds
 from tensorferry.server.wire.receiving import receive
 
@@ -45,9 +44,7 @@ class MethodCalls:
         self._max_body_bytes = service.limits.message_bytes
         self._access = access
         self._on_loop = on_loop
-        self._handlers: dict[str, Callable[[Any], Any]] = {}
-        for extension in extensions:
-            self._handlers.update(extension.methods())
+        self._handlers = methods_of(extensions)
         self._threads = HandlerThreads(_THREADS, "http-method")
 
     def metadata(self, name: str, version: str) -> pb.ModelMetadataResponse:
@@ -118,8 +115,6 @@ class MethodCalls:
             if body and head.method == "POST":
                 if head.encoding != "identity":
                     body = unpacked(body, head.encoding, most)
-                if len(body) > most:
-                    raise HttpError(413, f"the body has {len(body)} bytes; at most {most} are taken here")
                 fields = fields_of(body)
             try:
                 message = route.request(target.parts, fields)
@@ -129,10 +124,7 @@ class MethodCalls:
             message = receive(message.SerializeToString(), type(message), most)
             if route.known:
                 self.metadata(target.parts["name"], target.parts["version"])
-            handler = self._handlers.get(route.rpc)
-            if handler is None:
-                raise HttpError(501, f"{route.rpc} is not implemented by this server")
-            result = handler(message)
+            result = self._handlers[route.rpc](message)
             if route.describes:
                 result = ready_models(result, self.metadata)
             return route.answer(result, target.parts)

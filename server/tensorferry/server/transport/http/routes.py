@@ -23,11 +23,10 @@ from tensorferry.server.identity import CONTROL
 from tensorferry.server.security.method_roles import required_role
 from tensorferry.server.system.addresses import names_this_machine
 from tensorferry.server.transport.http.answers import json_response, response
-from tensorferry.server.transport.http.error_forms import form_of
-from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.errors import HttpError, form_of
 from tensorferry.server.transport.http.generate import GenerateForm
 from tensorferry.server.transport.http.heads import Routed
-from tensorferry.server.transport.http.json_fields import Fields, object_in, set_parameter, value_of
+from tensorferry.server.transport.http.json_values import Fields, object_in, set_parameter, value_of
 from tensorferry.server.transport.http.text import openai, rerank, tei
 from tensorferry.server.transport.http.text.text_call import TextEndpoint
 
@@ -150,16 +149,12 @@ def _names(message: Any, parts: Mapping[str, str]) -> bytes:
     return json_response({"models": list(dict.fromkeys(ready))})
 
 
-def _index(message: Any, parts: Mapping[str, str]) -> bytes:
-    return json_response(_dict(message)["models"])
-
-
 def _regions(message: Any, parts: Mapping[str, str]) -> bytes:
     return json_response(list(_dict(message)["regions"].values()))
 
 
-def _config(message: Any, parts: Mapping[str, str]) -> bytes:
-    return json_response(_dict(message)["config"])
+def _field(name: str) -> Answer:
+    return lambda message, parts: json_response(_dict(message)[name])
 
 
 def _settings(message: Any, parts: Mapping[str, str]) -> bytes:
@@ -287,8 +282,8 @@ _ROUTES = [
         (_MODEL, Route("GET", "ModelMetadata", _json)),
         # An unknown model is 404 here, but "not ready" over gRPC.
         (f"{_MODEL}/ready", Route("GET", "ModelReady", _ready, known=True)),
-        (f"{_MODEL}/config", Route("GET", "ModelConfig", _config)),
-        ("/v2/repository/index", Route("POST", "RepositoryIndex", _index, _of("ready"))),
+        (f"{_MODEL}/config", Route("GET", "ModelConfig", _field("config"))),
+        ("/v2/repository/index", Route("POST", "RepositoryIndex", _field("models"), _of("ready"))),
         (f"{_LOADED}/load", Route("POST", "RepositoryModelLoad", _empty, _parameters)),
         (f"{_LOADED}/unload", Route("POST", "RepositoryModelUnload", _empty, _parameters)),
         (f"{_SYSTEM}(?:{_REGION})?/status", Route("GET", "SystemSharedMemoryStatus", _regions)),

@@ -103,8 +103,6 @@ class HttpServer:
         self._loop = asyncio.new_event_loop()
         self.application = make(self._loop, self.on_loop)
         self.heads = HeadCache(self.application.route)
-        self.max_body_bytes = self.application.max_body_bytes
-        self.refusal = self.application.refusal
         # The oldest first.
         self._connections: dict[Connection, None] = {}
         self._per_address: Counter[str] = Counter()
@@ -203,10 +201,6 @@ class HttpServer:
             self._per_address[connection.address] -= 1
             if not self._per_address[connection.address]:
                 del self._per_address[connection.address]
-
-    def serve(self, exchange: Exchange, body: bytes) -> None:
-        """Answer a request, at once or later."""
-        self.application.serve(exchange, body)
 
     def announce_shutdown(self) -> None:
         """Close each connection after its next answer from now on, so that `begin_drain` closes none that a client uses.

@@ -30,7 +30,8 @@ except ImportError as error:  # pragma: no cover - a future grpcio
     raise LookupError(f"grpcio {grpc.__version__} has changed: {error}") from error
 
 from tensorferry.server.security.access_control import ClientCertificate
-from tensorferry.server.status import Status, trailing_metadata
+from tensorferry.server.status import Status, status_of, trailing_metadata
+from tensorferry.server.transport.unread_responses import ResponseAccount
 
 __all__ = [
     "ReceiveCloseOnServerOperation",
@@ -89,6 +90,11 @@ def peer_of(call: Any) -> str:
     """Return the client's address as `grpc.ServicerContext.peer` does."""
     peer: bytes | str = call.peer()
     return peer.decode() if isinstance(peer, bytes) else peer
+
+
+def account_of(call: Any) -> ResponseAccount:
+    """Return an account for the responses of a call, which ends if they must not be kept."""
+    return ResponseAccount(peer_of(call), lambda error: end(call, status_of(error)))
 
 
 def certificate_of(call: Any) -> ClientCertificate:

@@ -29,16 +29,15 @@ from tensorferry.server.inference.interface import MAX_INLINE_SECONDS, InlineRun
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply, TakeAnswer
 from tensorferry.server.inference.requests.unpacking import Unpacker
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.status import Status
-from tensorferry.server.transport.call_admission import CallAdmission, OpenCalls, Refusal, deadline_after
+from tensorferry.server.transport.call_admission import CallAdmission, Refusal, deadline_after
 from tensorferry.server.transport.inline_schedule import InlineSchedule
 from tensorferry.server.transport.lane import cygrpc
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 from tensorferry.server.transport.lane.stream import StreamCall
 from tensorferry.server.transport.lane.unary import UNARY, UnaryCall
 from tensorferry.server.transport.stream_registry import StreamRegistry
-from tensorferry.server.transport.unread_responses import UnreadResponses
+from tensorferry.server.transport.transport_state import TransportState
 from tensorferry.server.wire.compression import is_compressed
 
 _log = logging.getLogger("tensorferry.server")
@@ -64,38 +63,31 @@ _MAX_WAIT_SECONDS = 5.0
 class Lane:
     """Serves ModelInfer and ModelStreamInfer of a `grpc.server`. Construct it before the server starts, then `start` it.
 
-    `calls` counts those of all transports. At most `max_streams` streams are open, with at most `max_in_flight` requests per
-    stream. `unpackers` decompress messages; without them the polling thread does. `begin_drain`, `wait_until_over`
-    and `open_streams` may be called on any thread, the rest on the polling thread.
+    `shared` is that of all transports. At most `max_streams` streams are open, with at most `max_in_flight` requests per
+    stream. `unpackers` decompress messages; without them the polling thread does. `streams` may be used on any thread, the
+    rest on the polling thread.
     """
 
     def __init__(
         self,
         server: grpc.Server,
         service: InferenceService,
+        shared: TransportState,
         *,
         max_streams: int,
         max_in_flight: int,
-        calls: OpenCalls | None = None,
         response_batcher: ResponseBatcher | None = None,
-        access: AccessControl | None = None,
-        unread: UnreadResponses | None = None,
         unpackers: Executor | None = None,
     ) -> None:
         self._service = service
         self._unpacker = None if unpackers is None else Unpacker(service.submit, unpackers)
-        self.unread = unread or UnreadResponses()
+        self.unread = shared.unread
         self.admission: CallAdmission[Any] = CallAdmission(
-            service,
-            access=access,
-            unread=self.unread,
-            calls=calls or OpenCalls(),
-            peer_of=cygrpc.peer_of,
-            certificate_of=cygrpc.certificate_of,
+            service, shared, peer_of=cygrpc.peer_of, certificate_of=cygrpc.certificate_of
         )
         self.response_batcher = response_batcher or ResponseBatcher()
         self._max_in_flight = max_in_flight
-        self._streams = StreamRegistry(max_streams, service.count_refused)
+        self.streams = StreamRegistry(max_streams, service.count_refused)
         self._core = cygrpc.Server(server)
         self._core.register(UNARY)
         self._core.register(STREAM)
@@ -121,19 +113,6 @@ class Lane:
         """Accept calls. The server must have been started."""
         self._core.request([(UNARY, self._unary_arrived)] * _POSTED_UNARY_ACCEPTS)
         self._core.request([(STREAM, self._stream_arrived)] * _POSTED_STREAM_ACCEPTS)
-
-    def begin_drain(self) -> None:
-        """End open streams with UNAVAILABLE once every request that was read is answered."""
-        self._streams.begin_drain()
-
-    def wait_until_over(self, timeout: float) -> bool:
-        """Wait until no call is open, after `begin_drain`; return false if some are after `timeout` seconds."""
-        return self.admission.calls.wait_until_none(timeout)
-
-    @property
-    def open_streams(self) -> int:
-        """The number of open streams."""
-        return self._streams.open_streams
 
     def _unary_arrived(self, event: Any) -> None:
         if not event.success:
@@ -209,7 +188,7 @@ class Lane:
         deadline = deadline_after(event.call_details.deadline - time.time())
         stream = StreamCall(self, event, deadline, admitted, self._max_in_flight)
         self.admission.calls.begin_stream()
-        refusal = self._streams.register(stream)
+        refusal = self.streams.register(stream)
         if refusal is not None:
             self.admission.calls.end_stream()
             self._refuse(event.call, Refusal(refusal))
@@ -231,7 +210,7 @@ class Lane:
 
     def stream_ended(self, stream: StreamCall) -> None:
         """Stop counting a stream, and end its sequences. Idempotent."""
-        if self._streams.unregister(stream):
+        if self.streams.unregister(stream):
             self.admission.calls.end_stream()
             self._service.end_stream(stream.token)
 

@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
 
-from tensorferry.batcher import QueueFull
 from tensorferry.server.config.limits import RequestLimits
+from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import NotFoundError
 from tensorferry.server.identity import ANONYMOUS, ROLES, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import BuiltReply, InferenceCall, InferenceReply
@@ -27,6 +28,7 @@ from tensorferry.server.status import Status, StatusCode, status_of
 from tensorferry.server.system.scratch_directory import ScratchDirectory
 from tensorferry.server.transport.lane.lane import STREAM, Lane
 from tensorferry.server.transport.lane.unary import UNARY
+from tensorferry.server.transport.transport_state import TransportState
 
 _HELD = b"held until the client leaves"
 _NAME = "x-tensorferry-proof"
@@ -46,22 +48,12 @@ class _HeldCall(InferenceCall):
         self.cancelled.set()
 
 
-class _NoRejection:
-    """Rejects no call early."""
-
-    tracing_enabled = False
-    one_model = False
-
-    def check(self, deadline: float) -> QueueFull | None:
-        return None
-
-
 class _Echo:
     """Returns each message on another thread; holds one request until its client leaves."""
 
     limits = RequestLimits()
     draining = False
-    early_rejection = _NoRejection()
+    early_rejection = SimpleNamespace(tracing_enabled=False, one_model=False, check=lambda deadline: None)
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         self._threads = threads
@@ -140,7 +132,9 @@ def run_selftest() -> None:
         echo = _Echo(threads)
         # It has what a lane uses of the service.
         service = cast(InferenceService, echo)
-        lane = _ProbedLane(server, service, max_streams=1, max_in_flight=2, access=_CheckingAccess())
+        shared = TransportState(ServerConfig(models=()))
+        shared.access = _CheckingAccess()
+        lane = _ProbedLane(server, service, shared, max_streams=1, max_in_flight=2)
         address = f"unix:{folder.path}/selftest"
         server.add_insecure_port(address)
         server.start()

@@ -12,7 +12,6 @@ from tensorferry.server.inference.stream_options import encode_or_status
 from tensorferry.server.status import INTERNAL_ERROR, Status
 from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.lane import cygrpc
-from tensorferry.server.transport.lane.unread_responses import account_of
 from tensorferry.server.transport.stream_state import StreamEnd, StreamEntry, StreamState
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class StreamCall:
         self._call = event.call
         self._metadata = event.invocation_metadata
         self._deadline = deadline
-        self._account = account_of(event.call)
+        self._account = cygrpc.account_of(event.call)
         self._options = admission.options
         # What sequences of this stream refer to, also after its end.
         self.token = object()

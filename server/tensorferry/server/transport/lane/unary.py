@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tensorferry.protos import SERVICE_NAME
+from tensorferry.server.errors import ServerError
 from tensorferry.server.identity import ClientIdentity
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.status import INTERNAL_ERROR, Status, StatusCode
 from tensorferry.server.transport.lane import cygrpc
-from tensorferry.server.transport.lane.unread_responses import count_response
 from tensorferry.server.transport.unread_responses import SMALL_BYTES, ResponseAccount
 
 if TYPE_CHECKING:
     from tensorferry.server.transport.lane.lane import Lane
 
 UNARY = f"/{SERVICE_NAME}/ModelInfer"
+
+_BUILT = ServerError("the message was built")
 
 
 class UnaryCall:
@@ -73,7 +75,7 @@ class UnaryCall:
             try:
                 data = b"".join(result.pieces())
                 if len(data) > SMALL_BYTES:
-                    self._account = count_response(self._owner.unread, self._call, result, len(data))
+                    self._count_response(result, len(data))
             except BaseException as error:
                 result = self._owner.status_of(error, result)
         operations: tuple[Any, ...]
@@ -93,6 +95,15 @@ class UnaryCall:
             self._call.start_server_batch(operations, self.ended)
         else:
             collected.append((len(data), self._call.start_server_batch, (operations, self.ended)))
+
+    def _count_response(self, reply: InferenceReply, nbytes: int) -> None:
+        """Count a response whose message was built; UnreadResponsesError if it must not be kept."""
+        self._account = cygrpc.account_of(self._call)
+        error = self._owner.unread.add(self._account, nbytes)
+        if error is not None:
+            raise error
+        # The message is a copy, and without this the tensors would be kept until the client has read it.
+        reply.replace_with_error(_BUILT)
 
     def fail(self) -> None:
         """End the call with INTERNAL after an unexpected exception, unless it has or will have a reply."""

@@ -12,7 +12,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import truncate
 from tensorferry.server.transport.http.answers import dumps, json_response
 from tensorferry.server.transport.http.errors import HttpError
-from tensorferry.server.transport.http.json_fields import Fields
+from tensorferry.server.transport.http.json_values import Fields
 from tensorferry.server.transport.http.text.text_call import (
     TextCall,
     TextResult,

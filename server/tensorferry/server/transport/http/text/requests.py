@@ -16,8 +16,7 @@ from tensorferry.server.inference.responses.stream_responses import Piece
 from tensorferry.server.transport.http.answers import response
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.infer_requests import Describe
-from tensorferry.server.transport.http.json_fields import fields_of
-from tensorferry.server.transport.http.tensor_json import raw_contents
+from tensorferry.server.transport.http.json_values import fields_of, raw_contents
 from tensorferry.server.transport.http.text.text_call import (
     TextCall,
     TextEndpoint,
@@ -36,11 +35,6 @@ class TextForm(NamedTuple):
 
     call: TextCall
     labels: Sequence[str]
-
-    @property
-    def writes_json(self) -> bool:
-        """Whether numbers are written as text, which takes long."""
-        return True
 
     def response(self, pieces: Sequence[Piece]) -> bytes:
         """Return the HTTP response for a ModelInferResponse in pieces. HttpError if it cannot be written."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from tensorferry.server.transport.http.answers import dumps
 from tensorferry.server.transport.http.errors import HttpError
-from tensorferry.server.transport.http.json_fields import Fields
+from tensorferry.server.transport.http.json_values import Fields
 from tensorferry.server.transport.http.text.openai import usage_of
 from tensorferry.server.transport.http.text.tei import check_truncation
 from tensorferry.server.transport.http.text.text_call import (

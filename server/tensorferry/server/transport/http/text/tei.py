@@ -10,7 +10,7 @@ from typing import Any
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.transport.http.answers import dumps, json_response
 from tensorferry.server.transport.http.errors import HttpError
-from tensorferry.server.transport.http.json_fields import MAX_VALUES, Fields
+from tensorferry.server.transport.http.json_values import MAX_VALUES, Fields
 from tensorferry.server.transport.http.text.text_call import (
     TextCall,
     TextResult,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import truncate
 from tensorferry.server.transport.http.errors import HttpError
-from tensorferry.server.transport.http.json_fields import Fields
+from tensorferry.server.transport.http.json_values import Fields, checked_boolean, checked_string
 
 # The most texts of a call, as OpenAI has it.
 MAX_TEXTS = 2048
@@ -59,10 +59,7 @@ TextEndpoint = Callable[[Fields], TextCall]
 
 def model_in(fields: Fields) -> str:
     """Return the model that a body names; "" if it names none."""
-    name = fields.get("model") or ""
-    if not isinstance(name, str):
-        raise HttpError(400, f"'model' is {truncate(str(name))}; it must be a string")
-    return name
+    return checked_string("model", fields.get("model") or "")
 
 
 def names_of(model: pb.ModelMetadataResponse) -> Sequence[str]:
@@ -92,14 +89,10 @@ def check_texts(texts: Sequence[Any], name: str) -> None:
     raise HttpError(400, f"{name!r} must be a string or a list of strings")
 
 
-def flag_in(fields: Fields, name: str, *, default: bool = False) -> bool:
-    """Return a boolean field."""
+def flag_in(fields: Fields, name: str) -> bool:
+    """Return a boolean field; false without it."""
     value = fields.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise HttpError(400, f"{name!r} is {truncate(str(value))}; it must be true or false")
-    return value
+    return value is not None and checked_boolean(name, value)
 
 
 def number_in(fields: Fields, name: str) -> int | None:

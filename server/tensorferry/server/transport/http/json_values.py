@@ -1,21 +1,98 @@
-"""Tensor data as JSON: from the values in a request to raw contents, and back."""
+"""Values in JSON: fields of objects, parameters of messages, and the data of tensors."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from tensorferry.protos.tensors import DATATYPES, decode_raw
+from tensorferry.server.errors import truncate
 from tensorferry.server.transport.http.errors import HttpError
-from tensorferry.server.transport.http.json_fields import MAX_VALUES
+from tensorferry.server.wire import bounds
 
-# Triton's limit.
+Fields = Mapping[str, Any]
+
+# Values in a JSON text, because parsing and writing them stops all other threads: a million take up to 0.3 s. A message has
+# the same bound for its typed contents.
+MAX_VALUES = bounds.MAX_INTEGERS
+HALF_A_PAIR = "a text of the request has half a surrogate pair"
+
+# Of lists in the data of a tensor, as Triton has it.
 _MAX_NESTING = 100
 _WORDS = {bool: "a boolean", str: "a string", type(None): "null", dict: "an object", list: "a list"}
+
+# The fields of a parameter for each type of value.
+_FIELDS: Mapping[type, tuple[str, ...]] = {
+    bool: ("bool_param",),
+    str: ("string_param",),
+    float: ("double_param",),
+    int: ("int64_param", "uint64_param", "uint32_param"),
+}
+
+
+def fields_of(body: bytes) -> Fields:
+    """Return the JSON object in a body. HttpError if it is none, or has too many values."""
+    # Commas and brackets in texts count too, because a closer look would cost as much as the parsing.
+    if len(body) > MAX_VALUES and body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_VALUES:
+        raise HttpError(400, f"the JSON has more than {MAX_VALUES} values; send tensors as binary data")
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"failed to parse the request JSON buffer: {error}") from None
+    if not isinstance(fields, dict):
+        raise HttpError(400, "the body must be a JSON object")
+    return fields
+
+
+def object_in(fields: Fields, name: str) -> Fields:
+    """Return the object in a field; an empty one without the field. HttpError if it is no object."""
+    value = fields.get(name, {})
+    if not isinstance(value, dict):
+        raise HttpError(400, f"{name!r} must be a JSON object")
+    return value
+
+
+def checked_string(name: str, value: Any) -> str:
+    """Return the value of the field `name`. HttpError if it is no string."""
+    if not isinstance(value, str):
+        raise HttpError(400, f"{name!r} is {truncate(str(value))}; it must be a string")
+    return value
+
+
+def checked_boolean(name: str, value: Any) -> bool:
+    """Return the value of the field `name`. HttpError if it is no boolean."""
+    if not isinstance(value, bool):
+        raise HttpError(400, f"{name!r} is {truncate(str(value))}; it must be true or false")
+    return value
+
+
+def set_parameter(parameters: Any, name: str, value: Any) -> None:
+    """Set a parameter in a message's map. HttpError if the message has no field for such a value."""
+    parameter = parameters[name]
+    for field in _FIELDS.get(type(value), ()):
+        if field in parameter.DESCRIPTOR.fields_by_name:
+            try:
+                setattr(parameter, field, value)
+            except UnicodeEncodeError:
+                raise
+            except ValueError:
+                # The integer does not fit this field.
+                continue
+            return
+    raise HttpError(
+        400,
+        f"parameter {truncate(name)!r} has invalid type. It should be either 'int', 'bool', 'double' or 'string'.",
+    )
+
+
+def value_of(parameter: Any) -> Any:
+    """Return the value of a parameter."""
+    return getattr(parameter, parameter.WhichOneof("parameter_choice"))
 
 
 def raw_contents(name: str, kind: str, shape: Sequence[int], data: Any) -> bytes:
