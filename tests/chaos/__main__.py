@@ -125,7 +125,7 @@ def soak(
         watch.close()
         proxy.close()
         for server in (steady, mortal):
-            if server.process is not None and server.process.poll() is None:
+            if server.running is not None and server.running.process.poll() is None:
                 code = server.end(signal.SIGTERM)
                 if code:
                     faults.wrong.append(f"{server.name} ended with {code} at last")

@@ -15,7 +15,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -184,7 +183,7 @@ class Callers:
         waiting.put(None)
         end = "NO_ANSWER"
         try:
-            for response in answers(call):
+            for response in call:
                 number = int(response.infer_response.id.partition(".")[2])
                 rows, mark, model = open_calls.pop(number, (0, Mark.NONE, ""))
                 if response.error_message:
@@ -198,10 +197,6 @@ class Callers:
             end = state_of(error, "")
         for number in open_calls:
             self._ledger.ended(number, end)
-
-
-def answers(call: Any) -> Iterator[Any]:
-    yield from call
 
 
 def state_of(error: Any, model: str) -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+from support.models.small import written
 
 from tensorferry.protos import inference_pb2 as pb
 
@@ -41,22 +40,9 @@ AT_FAULT = frozenset({Mark.RAISE, Mark.SHAPE, Mark.EXIT, Mark.ABORT})
 def write_model(path: Path) -> Path:
     """Write the model, y = 3 x + 1."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    dims: list[str | int | None] = ["batch", COLUMNS]
-    graph = helper.make_graph(
-        [
-            helper.make_node("Mul", ["x", "factor"], ["scaled"]),
-            helper.make_node("Add", ["scaled", "offset"], ["y"]),
-        ],
-        "affine",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, dims)],
-        [
-            numpy_helper.from_array(np.array(value, np.float32), name)
-            for name, value in (("factor", FACTOR), ("offset", OFFSET))
-        ],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(path))
-    return path
+    rows = f"float[batch, {COLUMNS}]"
+    text = f"({rows} x) => ({rows} y) {{ scaled = Mul (x, factor) y = Add (scaled, offset) }}"
+    return written(path, text, factor=np.float32(FACTOR), offset=np.float32(OFFSET))
 
 
 def rows_of(sender: int, number: int, rows: int, mark: Mark = Mark.NONE) -> Any:

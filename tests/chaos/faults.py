@@ -16,8 +16,9 @@ from typing import Any
 
 import grpc
 from chaos.content import request, write_model
+from chaos.faulty_server import MOST_FILES
 from chaos.proxy import FAIR, FaultProxy, Weather
-from chaos.servers import MOST_FILES, Busy, CallerProcesses, Server, exhaust_files
+from chaos.servers import Busy, CallerProcesses, Server, exhaust_files
 from hostile.resetting_client import STEPS, ConnectionClosedError, ResettingClient
 from support.processes import thrower
 

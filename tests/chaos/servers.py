@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -12,23 +10,20 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chaos import faulty_server
+from chaos.faulty_server import LEAKS
+from chaos.faulty_supervisor import MODULE
 from polling import until
 from support.processes import observed, thrower
 from support.processes.free_ports import free_ports
-from support.processes.server import environment
+from support.processes.server import ServerProcess
 
 # A server starts or stops in less, even on a busy machine.
 PATIENCE = 60.0
-# So few files of a process that some hundred connections exhaust them.
-MOST_FILES = 256
-# What each of several server processes runs.
-MODULE = "chaos.faulty_process"
 _TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -74,32 +69,23 @@ class Server:
         self.lives = 0
         self._clock_file = folder / f"{name}.clock"
         self._clock_file.write_bytes(struct.pack("d", 0.0))
-        self._command = [
-            sys.executable,
-            str(Path(__file__).with_name("faulty_supervisor.py"))
-            if processes > 1
-            else faulty_server.__file__,
-            "serve",
+        program = "faulty_supervisor.py" if processes > 1 else "faulty_server.py"
+        self._start = partial(
+            ServerProcess.start,
             *arguments,
-            *("--processes", str(processes)),
-            *("--transport", transport, "--port", str(self.port), "--metrics-port", str(self.metrics_port)),
-            *(
-                "--device", "cpu", "--log-format", "json", "--drain-seconds", "20", "--run-timeout-seconds",
-                "0.7",
-            ),
-        ]  # fmt: skip
-        self._variables = {
-            **environment(),
-            "TMPDIR": str(temporary),
-            **thrower.variables(
-                sockets, os.pathsep.join([str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-            ),
-        }
+            *("--processes", str(processes), "--metrics-port", str(self.metrics_port), "--device", "cpu"),
+            *("--drain-seconds", "20", "--run-timeout-seconds", "0.7"),
+            transport=transport,
+            program=[sys.executable, str(Path(__file__).with_name(program))],
+            port=self.port,
+        )
+        python_path = os.pathsep.join([str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._variables = {"TMPDIR": str(temporary), **thrower.variables(sockets, python_path)}
         if leaks:
-            self._variables[faulty_server.LEAKS] = "1"
+            self._variables[LEAKS] = "1"
         if clock is not None:
             self._variables |= {"LD_PRELOAD": str(clock), "CHAOS_CLOCK": str(self._clock_file)}
-        self.process: subprocess.Popen[str] | None = None
+        self.running: ServerProcess | None = None
         # Whether it is being ended or started again.
         self.away = threading.Event()
 
@@ -116,7 +102,7 @@ class Server:
     @property
     def pid(self) -> int:
         """Process id, 0 without a process."""
-        return 0 if self.process is None else self.process.pid
+        return 0 if self.running is None else self.running.process.pid
 
     @property
     def processes(self) -> Mapping[str, Sequence[int]]:
@@ -128,33 +114,17 @@ class Server:
     def start(self) -> None:
         """Start the server; return when it is ready."""
         self.lives += 1
-        with self.log.open("a") as log:
-            self.process = subprocess.Popen(
-                self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._variables
-            )
-        # Its children get the same limits. An aborted process would write its memory to a file.
-        resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (MOST_FILES, MOST_FILES))
-        resource.prlimit(self.pid, resource.RLIMIT_CORE, (0, 0))
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise AssertionError(f"{self.name} did not start: {self.log.read_text()[-2000:]}")
-        json.loads(line)
+        self.running = self._start(variables=self._variables)
 
     def end(self, number: int) -> int:
         """End it by a signal, or await its end with 0; return its exit code, when nothing listens on its ports."""
-        assert self.process is not None
-        assert self.process.stdout is not None
-        self.process.send_signal(number)
+        assert self.running is not None
+        self.running.signal(number)
         try:
-            code = self.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            # The process reports where it hangs.
-            self.process.send_signal(signal.SIGUSR1)
-            time.sleep(1)
-            self.process.kill()
-            code = self.process.wait(PATIENCE)
-        self.process.stdout.close()
+            code = self.running.wait()
+        finally:
+            with self.log.open("a") as log:
+                log.writelines(self.running.log)
         # The kernel kills the children of a process that was killed, and they may listen for some milliseconds more.
         for port in (self.port, self.metrics_port):
             until(lambda: observed.listeners(port), lambda listeners: not listeners)  # noqa: B023
@@ -255,4 +225,3 @@ def exhaust_files(address: tuple[str, int], count: int, seconds: float, healed: 
     finally:
         for one in taken:
             one.close()
-        time.sleep(0)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from statistics import fmean
 
+from prometheus_client.parser import text_string_to_metric_families
 from support.processes import observed
 
 _SECONDS = 2.0
-_OUTCOMES = re.compile(r"^tensorferry_requests_total\{(?P<labels>[^}]*)\} (?P<count>\S+)$", re.M)
-_ACCEPTED = re.compile(r"^tensorferry_requests_accepted_total\{(?P<labels>[^}]*)\} (?P<count>\S+)$", re.M)
-_GAUGES = re.compile(r"^tensorferry_(?:queued|running)_requests\{[^}]*\} (?P<count>\S+)$", re.M)
-_CALL_THREADS = re.compile(r"^tensorferry_call_threads (?P<count>\S+)$", re.M)
-_MODEL = re.compile(r'model="([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +70,7 @@ def sample_of(role: str, ids: Sequence[int], page: str | None = None) -> Sample 
     pooled = 0.0
     if page is not None:
         try:
-            with urllib.request.urlopen(page, timeout=_SECONDS) as response:
-                (pooled,) = map(float, _CALL_THREADS.findall(response.read().decode()))
+            (pooled,) = _by_model(page, "tensorferry_call_threads", timeout=_SECONDS).values()
         except (OSError, HTTPException):
             # The server is frozen, or has no file left.
             return None
@@ -93,21 +88,21 @@ def reconcile(url: str, patience: float) -> Mapping[str, tuple[int, int]]:
     outcomes.
     """
     until = time.monotonic() + patience
-    while True:
-        with urllib.request.urlopen(url, timeout=patience) as response:
-            page = response.read().decode()
-        if not any(float(gauge["count"]) for gauge in _GAUGES.finditer(page)) or time.monotonic() > until:
-            break
+    unfinished = ("tensorferry_queued_requests", "tensorferry_running_requests")
+    while any(_by_model(url, *unfinished, timeout=patience).values()) and time.monotonic() < until:
         time.sleep(0.1)
-    accepted = _by_model(_ACCEPTED, page)
-    outcomes = _by_model(_OUTCOMES, page)
-    return {model: (count, outcomes.get(model, 0)) for model, count in accepted.items()}
+    accepted = _by_model(url, "tensorferry_requests_accepted_total", timeout=patience)
+    outcomes = _by_model(url, "tensorferry_requests_total", timeout=patience)
+    return {model: (count, outcomes[model]) for model, count in accepted.items()}
 
 
-def _by_model(lines: re.Pattern[str], page: str) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for line in lines.finditer(page):
-        model = _MODEL.search(line["labels"])
-        name = model[1] if model else ""
-        found[name] = found.get(name, 0) + int(float(line["count"]))
+def _by_model(url: str, *names: str, timeout: float) -> Counter[str]:
+    """Return the sums of metrics by their label `model`."""
+    with urllib.request.urlopen(url, timeout=timeout) as response:
+        page = response.read().decode()
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name in names:
+                found[sample.labels.get("model", "")] += int(sample.value)
     return found

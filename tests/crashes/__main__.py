@@ -35,8 +35,7 @@ def main() -> int:
         options.log.write_text("".join(found.log))
     held = verdicts(found)
     print(markdown(found, held, f"make crashes KILLS={options.kills}", options.transport))
-    wrong = [*found.wrong, *(f"{phase.name}: {what}" for phase in found.phases for what in phase.wrong)]
-    for what in wrong[:100]:
+    for what in found.all_wrong[:100]:
         print(what, file=sys.stderr)
     return 0 if all(held.values()) else 1
 
@@ -44,7 +43,6 @@ def main() -> int:
 def verdicts(found: Crashes) -> dict[str, bool]:
     """Return what must hold, and whether it does."""
     process, _, _ = found.phases
-    wrong = found.wrong + [what for phase in found.phases for what in phase.wrong]
     return {
         "each request ended once, with its own answer or UNAVAILABLE": {state for _, state in found.states}
         <= {"OK", "UNAVAILABLE"}
@@ -53,7 +51,7 @@ def verdicts(found: Crashes) -> dict[str, bool]:
         and not process.connections_lost,
         f"of {AT_ONCE} requests in a batch that aborts a process, one is refused by all, and all others get answers; at most "
         f"{MOST_ENDS} processes end": found.poison.right,
-        "nothing left behind, nothing else wrong": not wrong,
+        "nothing left behind, nothing else wrong": not found.all_wrong,
     }
 
 

@@ -57,6 +57,11 @@ class Crashes:
     log: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
+    @property
+    def all_wrong(self) -> list[str]:
+        """What is wrong with the run and with each phase."""
+        return [*self.wrong, *(f"{phase.name}: {what}" for phase in self.phases for what in phase.wrong)]
+
 
 def run(kills: int, seed: int, transport: str, folder: Path) -> Crashes:
     """Kill a supervisor; then `kills` processes of a server, and a fifth as many times one or all of them at random.
@@ -91,7 +96,7 @@ def run(kills: int, seed: int, transport: str, folder: Path) -> Crashes:
         if code := server.stop():
             found.wrong.append(f"the server ended with {code}")
     found.log = server.log
-    found.wrong += bugs(server) + left_behind(folder, server)
+    found.wrong += bugs(server) + left_running(folder, server) + left_files(folder)
     found.wrong += observed.left_in_dev_shm(shared_memory)
     return found
 
@@ -260,15 +265,17 @@ def bugs(server: ServerProcess) -> list[str]:
     return [line for line in server.log if "Traceback" in line or "this is a bug" in line or "(bug)" in line]
 
 
-def left_behind(folder: Path, server: ServerProcess) -> list[str]:
-    """Return the processes, sockets and files that an ended server has left."""
-    port = int(server.address.rpartition(":")[2])
+def left_running(folder: Path, server: ServerProcess) -> list[str]:
+    """Wait until no process of an ended server is left. Return its port if that is open."""
     # The kernel ends what an ended process has started, some time after it.
     until(lambda: observed.with_argument(str(model_of(folder))), lambda left: not left)
-    found: list[str] = []
-    if observed.listeners(port):
-        found.append(f"port {port} is still open")
-    return found + [f"{name} was left" for name in os.listdir(folder)]
+    port = int(server.address.rpartition(":")[2])
+    return [f"port {port} is still open"] if observed.listeners(port) else []
+
+
+def left_files(folder: Path) -> list[str]:
+    """Return the files that ended servers have left."""
+    return [f"{name} was left" for name in os.listdir(folder)]
 
 
 def kill_supervisor(folder: Path, transport: str) -> list[str]:
@@ -276,10 +283,8 @@ def kill_supervisor(folder: Path, transport: str) -> list[str]:
     killed = start(folder, transport)
     killed.process.kill()
     killed.wait()
-    until(lambda: observed.with_argument(str(model_of(folder))), lambda left: not left)
-    port = int(killed.address.rpartition(":")[2])
-    found = [f"port {port} is still open"] if observed.listeners(port) else []
+    found = left_running(folder, killed)
     following = start(folder, transport)
     if code := following.stop():
         found.append(f"the server after it ended with {code}")
-    return found + left_behind(folder, following)
+    return found + left_running(folder, following) + left_files(folder)

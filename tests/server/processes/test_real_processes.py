@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 from polling import PATIENCE, until
+from support.processes import observed
 
 _TESTS = Path(__file__).parents[2]
 
@@ -42,8 +42,7 @@ class Server:
         )
         self.pids: set[int] = {self.process.pid}
         self.lines: list[str] = []
-        self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._kept: list[dict[str, Any]] = []
+        self._events: list[dict[str, Any]] = []
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
@@ -53,30 +52,19 @@ class Server:
             if line.startswith("{"):
                 event = json.loads(line)
                 self.pids.add(event["pid"])
-                self._events.put(event)
+                self._events.append(event)
             else:
                 self.lines.append(line)
-        self._events.put(None)
 
     @property
     def log(self) -> str:
         return "".join(self.lines)
 
-    def event(self, name: str, **fields: Any) -> dict[str, Any]:
-        """Wait for the next event with this name and these fields; others are kept for later."""
-
-        def fits(event: dict[str, Any]) -> bool:
-            return event["event"] == name and fields.items() <= event.items()
-
-        for index, event in enumerate(self._kept):
-            if fits(event):
-                return self._kept.pop(index)
-        while True:
-            event_or_end = self._events.get(timeout=PATIENCE)
-            assert event_or_end is not None, f"no {name}: {self.log}"
-            if fits(event_or_end):
-                return event_or_end
-            self._kept.append(event_or_end)
+    def event(self, name: str) -> dict[str, Any]:
+        """Wait for the next event with this name; others are kept for later."""
+        event = until(lambda: [event for event in self._events if event["event"] == name])[0]
+        self._events.remove(event)
+        return event
 
     def address(self) -> str:
         """Wait for the ready line, which has the address."""
@@ -98,13 +86,9 @@ class Server:
             assert stream is not None
             stream.close()
 
-    def children(self) -> list[str]:
+    def children(self) -> list[int]:
         """The child processes, zombies included."""
-        return Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-
-    def files(self) -> int:
-        """The number of the supervisor's open files."""
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+        return observed.children(self.process.pid)
 
     def living(self) -> list[int]:
         """The processes that have not ended."""
@@ -154,7 +138,6 @@ def test_start_and_clean_end(run: Run, tmp_path: Path) -> None:
     module.write_text("raise SystemExit(5)")
     server = run("2", "model.onnx", "--flag")
     address = server.address()
-    assert server.event("supervisor")["modules"] == []
     pids = set()
     for _ in range(2):
         event = server.event("server")
@@ -196,7 +179,7 @@ def test_orphans_are_reaped_beside_the_supervisors_own_children(run: Run) -> Non
     server = run("1", "leave-orphan")
     server.address()
     first = server.event("orphan")["orphan"]
-    until(lambda: str(first) in server.children())
+    until(lambda: first in server.children())
     os.kill(first, signal.SIGKILL)
     until(server.children, lambda children: len(children) == 1)
     os.kill(server.event("ready")["pid"], signal.SIGKILL)
@@ -205,7 +188,7 @@ def test_orphans_are_reaped_beside_the_supervisors_own_children(run: Run) -> Non
     os.kill(second, signal.SIGKILL)
     os.kill(server.event("ready")["pid"], signal.SIGKILL)
     server.event("ready")
-    until(lambda: str(second) not in server.children())
+    until(lambda: second not in server.children())
     assert server.log.count("ended: killed by SIGKILL") == 2
     server.signal(signal.SIGTERM)
     assert server.exit_status() == 0

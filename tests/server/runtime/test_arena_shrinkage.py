@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from support.models import small
-from support.models.small import node, value
 
 from tensorferry.batcher.testing import VirtualClock
 from tensorferry.server.runtime.host_memory import resident_bytes
@@ -35,12 +34,10 @@ def test_one_run_a_minute_shrinks_the_arena(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_memory_of_a_large_batch_is_released(tmp_path: Path) -> None:
-    path = small.save(
-        tmp_path / "m.onnx",
-        [node("Exp", "x", "a"), node("Concat", "x a", "b", axis=1), node("ReduceMax", "b", "y", axes=[1])],
-        [value("x", "FP32", ("batch", 256))],
-        [value("y", "FP32", ("batch", 1))],
-    )
+    text = """(float[batch, 256] x) => (float[batch, 1] y) {
+        a = Exp (x) b = Concat <axis = 1> (x, a) y = ReduceMax <axes = [1]> (b)
+    }"""
+    path = small.written(tmp_path / "m.onnx", text)
     session = Session(path)
     session.run({"x": np.zeros((1, 256), np.float32)})
     before = resident_bytes()

@@ -13,9 +13,8 @@ import pytest
 from support.models import small
 from support.server.cuda_runtime import Runtime, cudaError_t, installed
 
-from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
-from tensorferry.server.runtime.gpu.pinned_memory import CudaDeviceMemory
-from tensorferry.server.runtime.ort_options import KernelPriority, OrtOptions, parse_ort_options
+from tensorferry.server.runtime.gpu.pinned_memory import DeviceMemory
+from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 
 PROVIDERS = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -54,29 +53,15 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, dict[str, Any
     )
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: PROVIDERS)
     # The scripted runtime allocates ordinary memory, so ONNX Runtime must treat it as the CPU's.
-    monkeypatch.setattr(CudaDeviceMemory, "device_type", "cpu")
+    monkeypatch.setattr(DeviceMemory, "device_type", "cpu")
     return SessionOnCpu.given
 
 
-@pytest.mark.parametrize(
-    ("text", "priority"),
-    [
-        ("", None),
-        ("PRIORITY_DEFAULT", None),
-        ("PRIORITY_MAX", KernelPriority.FIRST),
-        ("PRIORITY_MIN", KernelPriority.LAST),
-    ],
-)
-def test_priorities_are_read_as_in_triton(text: str, priority: KernelPriority | None) -> None:
-    config = parse_config(f"optimization {{ priority: {text} }}" if text else "", "test")
-    assert parse_ort_options(config) == OrtOptions(priority=priority)
-
-
-@pytest.mark.parametrize(("priority", "number"), [(KernelPriority.FIRST, -5), (KernelPriority.LAST, 0)])
+@pytest.mark.parametrize(("first", "number"), [(True, -5), (False, 0)])
 def test_the_stream_has_the_priority_and_exists_as_long_as_the_session(
-    priority: KernelPriority, number: int, runtime: Runtime, given: Any, tmp_path: Path
+    first: bool, number: int, runtime: Runtime, given: Any, tmp_path: Path
 ) -> None:
-    session = Session(small.mlp(tmp_path / "m.onnx"), "cuda:3", OrtOptions(priority=priority))
+    session = Session(small.mlp(tmp_path / "m.onnx"), "cuda:3", OrtOptions(kernels_first=first))
     (stream,) = runtime.priorities
     assert runtime.priorities[stream] == number
     ((name, options), (_, none)) = given[0]
@@ -96,7 +81,7 @@ def test_a_model_is_served_without_a_stream_if_creating_it_fails(
     runtime: Runtime, given: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime.error = cudaError_t.cudaErrorInsufficientDriver
-    session = Session(small.mlp(tmp_path / "m.onnx"), "cuda:3", OrtOptions(priority=KernelPriority.FIRST))
+    session = Session(small.mlp(tmp_path / "m.onnx"), "cuda:3", OrtOptions(kernels_first=True))
     assert session.run({"x": np.zeros((2, 8), np.float32)})["p"].shape == (2, 4)
     assert "user_compute_stream" not in given[0][0][1]
     (record, *_) = [record for record in caplog.records if "runs without a priority" in record.message]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from support.models import small
 from support.server.rig import PATIENCE, Array, Load, fp32
 
@@ -71,26 +71,19 @@ def test_weights_are_in_fp16_and_inputs_and_outputs_keep_their_datatypes(
     }
 
 
-def branching(path: Path) -> Path:
-    """y = x w if the flag of the first row is set, else x v; the branches use weights of the outer graph."""
-    outputs = [small.value("z")]
-    then = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["z"])], "then", [], outputs)
-    other = helper.make_graph([helper.make_node("MatMul", ["x", "v"], ["z"])], "else", [], outputs)
-    return small.save(
-        path,
-        [
-            small.node("Gather", "flag zero", "first", axis=0),
-            helper.make_node("If", ["first"], ["r"], then_branch=then, else_branch=other),
-            small.node("Relu", "r", "y"),
-        ],
-        [small.value("x"), small.value("flag", "BOOL", ["batch"])],
-        [small.value("y")],
-        {"w": np.eye(3, dtype=np.float32), "v": 2 * np.eye(3, dtype=np.float32), "zero": np.int64(0)},
-    )
+# If the flag of the first row is set, y = x w, else y = x v. The branches use weights of the outer graph.
+BRANCHING = """(float[batch, 3] x, bool[batch] flag) => (float[batch, 3] y) {
+    first = Gather <axis = 0> (flag, zero)
+    r = If <then_branch = a () => (float[batch, 3] z) { z = MatMul (x, w) },
+        else_branch = b () => (float[batch, 3] z) { z = MatMul (x, v) }> (first)
+    y = Relu (r)
+}"""
 
 
 def test_branches_are_converted(tmp_path: Path) -> None:
-    converted(branching(tmp_path / "m.onnx"), tmp_path / "out")
+    w = np.eye(3, dtype=np.float32)
+    path = small.written(tmp_path / "m.onnx", BRANCHING, zero=np.int64(0), w=w, v=2 * w)
+    converted(path, tmp_path / "out")
     for flag, factor in ((True, 1), (False, 2)):
         inputs = {"x": fp32(2, 3), "flag": np.array([flag, not flag])}
         assert run(tmp_path / "out" / "model.onnx", inputs)["y"].tolist() == (factor * fp32(2, 3)).tolist()
@@ -118,20 +111,11 @@ def test_an_unknown_name_is_reported(load: Load, caplog: pytest.LogCaptureFixtur
     assert "'Softmax'" not in caplog.text
 
 
-def tiny(path: Path) -> Path:
-    """y = 1e-9 x, which is 0 in FP16."""
-    return small.save(
-        path,
-        [small.node("Mul", "x tiny", "y", name="shrink")],
-        [small.value("x")],
-        [small.value("y")],
-        {"tiny": np.full(3, 1e-9, np.float32)},
-    )
-
-
 def test_a_difference_above_the_tolerance_is_an_error(load: Load, scratch: Path) -> None:
+    # y is 0 in FP16.
+    text = "(float[batch, 3] x) => (float[batch, 3] y) { y = Mul (x, tiny) }"
     with pytest.raises(StartError) as caught:
-        load(tiny)
+        load(partial(small.written, text=text, tiny=np.full(3, 1e-9, np.float32)))
     message = str(caught.value)
     assert message.startswith("model 'm' in FP16: output 'y' differs from FP32 by 59 of its")
     assert "greatest magnitude, which is more than the tolerance, 0.02; disable FP16" in message
@@ -153,18 +137,10 @@ def warmed(path: Path, name: str, datatype: str, value: Array) -> ModelSource:
 def test_samples_of_the_configuration_are_compared(load: Load, tmp_path: Path) -> None:
     """Random indices are small. The indices in the sample are large."""
 
-    def far(path: Path) -> Path:
-        table = np.arange(10, dtype=np.float32).reshape(10, 1)
-        table[9] = 1e6
-        return small.save(
-            path,
-            [small.node("Gather", "table index", "y")],
-            [small.value("index", "INT64", ["batch"])],
-            [small.value("y", dims=["batch", 1])],
-            {"table": table},
-        )
-
-    load(far)
+    table = np.arange(10, dtype=np.float32).reshape(10, 1)
+    table[9] = 1e6
+    text = "(int64[batch] index) => (float[batch, 1] y) { y = Gather (table, index) }"
+    load(partial(small.written, text=text, table=table))
     source = warmed(tmp_path / "m.onnx", "index", "INT64", np.array([9]))
     with pytest.raises(StartError, match=r"output 'y' differs from FP32 by 0\.93"):
         load_model(source, LoadContext(ServerConfig((source,), fp16=True)))
@@ -173,54 +149,35 @@ def test_samples_of_the_configuration_are_compared(load: Load, tmp_path: Path) -
 def test_infinities_are_refused_whatever_the_tolerance(load: Load, tmp_path: Path) -> None:
     """Input values may exceed the range of FP16."""
 
-    def picked(path: Path) -> Path:
-        """y = 2 x with its columns reordered. The CPU supports only the reordering in FP16."""
-        return small.save(
-            path,
-            [small.node("Gather", "x order", "turned", axis=1), small.node("Mul", "turned two", "y")],
-            [small.value("x")],
-            [small.value("y")],
-            {"order": np.array([2, 0, 1]), "two": np.full(3, 2, np.float32)},
-        )
-
-    load(picked)
+    # y = 2 x with its columns reordered. The CPU supports only the reordering in FP16.
+    text = """(float[batch, 3] x) => (float[batch, 3] y) {
+        turned = Gather <axis = 1> (x, order) y = Mul (turned, two)
+    }"""
+    two = np.full(3, 2, np.float32)
+    load(partial(small.written, text=text, order=np.array([2, 0, 1]), two=two))
     source = warmed(tmp_path / "m.onnx", "x", "FP32", np.array([1e6, 1, 1], np.float32))
     with pytest.raises(StartError, match="output 'y' differs from FP32 where it is finite"):
         load_model(source, LoadContext(ServerConfig((source,), fp16=True, fp16_tolerance=1e9)))
 
 
 def test_labels_may_differ_and_are_counted(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    def label(path: Path) -> Path:
-        """y = 1e-9 x > 1e-8. In FP16 both constants are the smallest number."""
-        return small.save(
-            path,
-            [small.node("Mul", "x tiny", "shrunk"), small.node("Greater", "shrunk least", "y")],
-            [small.value("x")],
-            [small.value("y", "BOOL")],
-            {"tiny": np.full(3, 1e-9, np.float32), "least": np.full(3, 1e-8, np.float32)},
-        )
-
-    load(label)
+    # In FP16 both constants are the smallest number.
+    text = """(float[batch, 3] x) => (bool[batch, 3] y) {
+        shrunk = Mul (x, tiny) y = Greater (shrunk, least)
+    }"""
+    tiny, least = np.full(3, 1e-9, np.float32), np.full(3, 1e-8, np.float32)
+    load(partial(small.written, text=text, tiny=tiny, least=least))
     assert "% of output y differ from FP32" in caplog.text
 
 
 def test_a_model_that_cannot_be_compared_is_served_with_a_warning(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def picky(path: Path) -> Path:
-        return small.save(
-            path,
-            [
-                small.node("Mul", "x two", "scaled"),
-                small.node("Reshape", "scaled parts", "grouped"),
-                small.node("ReduceSum", "grouped axes", "y", keepdims=0),
-            ],
-            [small.value("x", dims=["batch", "n"])],
-            [small.value("y", dims=["batch", "parts"])],
-            {"two": np.float32(2), "parts": np.array([0, -1, 11]), "axes": np.array([2])},
-        )
-
-    load(picky)
+    text = """(float[batch, n] x) => (float[batch, parts] y) {
+        scaled = Mul (x, two) grouped = Reshape (scaled, parts) y = ReduceSum <keepdims = 0> (grouped, axes)
+    }"""
+    parts, axes = np.array([0, -1, 11]), np.array([2])
+    load(partial(small.written, text=text, two=np.float32(2), parts=parts, axes=axes))
     assert (
         "model m in FP16 was not compared with FP32, because it does not run on random input" in caplog.text
     )
@@ -229,10 +186,7 @@ def test_a_model_that_cannot_be_compared_is_served_with_a_warning(
 def test_a_model_without_weights_in_fp32_is_not_converted(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def half(path: Path) -> Path:
-        return small.mlp(path, np.float16)
-
-    assert str(load(half).signature) == "(x: FP16[-1, 8]) -> (p: FP16[-1, 4])"
+    assert str(load(partial(small.mlp, dtype=np.float16)).signature) == "(x: FP16[-1, 8]) -> (p: FP16[-1, 4])"
     assert "m.onnx has no weights in FP32: it is served without conversion" in caplog.text
 
 

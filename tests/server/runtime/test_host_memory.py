@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from support.models import small
-from support.models.small import node, value
 from support.server.rig import Load, fp32
 
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
@@ -15,6 +14,7 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
+from tensorferry.server.runtime import host_memory
 from tensorferry.server.runtime.host_memory import (
     BatchMemory,
     GrowthCheck,
@@ -56,50 +56,47 @@ def test_memory_of_this_machine_is_read() -> None:
     assert resident_bytes() > 1 << 20
 
 
-def test_the_error_states_needed_and_available_memory() -> None:
-    check_fits("it", GIB, "lower it", lambda: GIB)
+def test_the_error_states_needed_and_available_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: GIB)
+    check_fits("it", GIB, "lower it")
     with pytest.raises(StartError) as caught:
-        check_fits("it", 3 * GIB, "lower it", lambda: GIB)
+        check_fits("it", 3 * GIB, "lower it")
     assert str(caught.value) == ("it takes at least 3.00 GiB, and 1.00 GiB of memory are available; lower it")
 
 
-def test_the_next_step_is_expected_to_take_as_much_as_the_average() -> None:
+def test_the_next_step_is_expected_to_take_as_much_as_the_average(monkeypatch: pytest.MonkeyPatch) -> None:
     resident = iter([GIB, 3 * GIB, 5 * GIB, 5 * GIB])
-    growth = GrowthCheck(lambda: 3 * GIB, lambda: next(resident))
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 3 * GIB)
+    monkeypatch.setattr(host_memory, "resident_bytes", lambda: next(resident))
+    growth = GrowthCheck()
     growth.check("a batch of 2 rows", "")
     with pytest.raises(StartError, match=r"a batch of 4 rows takes at least 4\.00 GiB"):
         growth.check("a batch of 4 rows", "")
     growth.check("instance 4", "", steps=2)
 
 
-class Memory:
-    """Memory of which each row takes one GiB."""
+def test_a_batch_is_expected_to_take_as_many_times_the_memory_as_it_has_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = 0
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 8 * GIB - taken)
+    monkeypatch.setattr(host_memory, "resident_bytes", lambda: taken)
+    memory = BatchMemory("x")
 
-    def __init__(self) -> None:
-        self.taken = 0
-        self.left = 8 * GIB
-        self.batches = BatchMemory("x", lambda: self.left, lambda: self.taken)
+    def run(rows: int) -> int:
+        """Run rows that take one GiB each."""
+        nonlocal taken
+        taken = max(taken, rows * GIB)
+        return rows
 
-    def run(self, rows: int) -> int:
-        def run() -> int:
-            more = max(0, rows * GIB - self.taken)
-            self.taken += more
-            self.left -= more
-            return rows
-
-        return self.batches.run(rows, run)
-
-
-def test_a_batch_is_expected_to_take_as_many_times_the_memory_as_it_has_rows() -> None:
-    memory = Memory()
-    assert memory.run(2) == 2
+    assert memory.run(2, lambda: run(2)) == 2
     with pytest.raises(MemoryError) as caught:
-        memory.run(9)
+        memory.run(9, lambda: run(9))
     assert str(caught.value) == (
         "a batch of 9 rows is expected to take 7.00 GiB more than one of 2, and 6.00 GiB of memory are available"
     )
-    assert memory.run(8) == 8
-    assert memory.batches.rows == 8
+    assert memory.run(8, lambda: run(8)) == 8
+    assert memory.rows == 8
 
 
 def test_a_request_beyond_the_memory_is_run_in_parts(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,12 +129,8 @@ def test_a_model_that_runs_requests_whole_is_not_limited(load: Load, monkeypatch
 
 
 def test_a_max_batch_size_beyond_the_memory_fails_the_load(tmp_path: Path) -> None:
-    path = small.save(
-        tmp_path / "m.onnx",
-        [node("Relu", "x", "y")],
-        [value("x", "FP32", ("batch", 1 << 20))],
-        [value("y", "FP32", ("batch", 1 << 20))],
-    )
+    text = "(float[batch, 1048576] x) => (float[batch, 1048576] y) { y = Relu (x) }"
+    path = small.written(tmp_path / "m.onnx", text)
     config = parse_config("max_batch_size: 2147483647 dynamic_batching { }", "test")
     source = ModelSource("m", path, "1", config)
     with pytest.raises(

@@ -13,10 +13,9 @@ import sys
 import zipfile
 from pathlib import Path
 
-import onnx
 import pytest
 from support.models import custom_operator
-from support.models.small import node, value
+from support.models.small import written
 
 from tensorferry.server.errors import StartError
 from tensorferry.server.runtime.files.load_remedies import remedy_for
@@ -121,15 +120,8 @@ def load(path: Path, locales: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_missing_locale_is_named_with_the_remedy_and_the_image_has_it(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnx"
-    graph = onnx.helper.make_graph(
-        [node("StringNormalizer", "x", "y", case_change_action="LOWER")],
-        "normal",
-        [value("x", "BYTES", ("n",))],
-        [value("y", "BYTES", ("n",))],
-    )
-    opset = [onnx.helper.make_opsetid("", 17)]
-    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=9), str(path))
+    text = """(string[n] x) => (string[n] y) { y = StringNormalizer <case_change_action = "LOWER"> (x) }"""
+    path = written(tmp_path / "m.onnx", text)
     failed = load(path, tmp_path)
     assert failed.returncode == 1
     assert (

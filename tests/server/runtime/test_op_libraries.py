@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from support.models import custom_operator, extensions
-from support.server.rig import fp32
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelOperations
 from tensorferry.server.config.server_config import ModelSource
@@ -26,14 +25,6 @@ def configured(*names: str) -> ModelConfig:
 
 def in_repository(root: Path) -> ModelSource:
     return ModelSource("m", root / "m" / "2" / "model.onnx", "2", directory=root / "m")
-
-
-def test_a_session_has_the_operators(tmp_path: Path) -> None:
-    libraries = server_libraries((str(custom_operator.library(tmp_path / "twice.so")),))
-    assert replacing_library(libraries) == libraries[0]
-    path = custom_operator.model(tmp_path / "m.onnx")
-    session = Session(path, settings=OrtOptions(op_libraries=libraries))
-    assert session.run({"x": fp32(2, 3)})["y"].tolist() == (2 * (fp32(2, 3) + 1) + 1).tolist()
 
 
 def test_the_package_is_named_without_a_file(tmp_path: Path) -> None:

@@ -41,10 +41,12 @@ def read(text: str) -> OrtOptions:
 @pytest.mark.parametrize(
     ("text", "options"),
     [
-        ("optimization { graph { level: -1 } }", OrtOptions(graph="basic")),
-        ("optimization { graph { level: 1 } }", OrtOptions(graph="extended")),
-        ("optimization { graph { level: 2 } }", OrtOptions(graph="none")),
-        ("optimization { graph { } }", OrtOptions(graph="all")),
+        ("optimization { graph { level: -1 } }", OrtOptions(graph="ORT_ENABLE_BASIC")),
+        ("optimization { graph { level: 1 } }", OrtOptions(graph="ORT_ENABLE_EXTENDED")),
+        ("optimization { graph { level: 2 } }", OrtOptions(graph="ORT_DISABLE_ALL")),
+        ("optimization { graph { } priority: PRIORITY_DEFAULT }", OrtOptions(graph="ORT_ENABLE_ALL")),
+        ("optimization { priority: PRIORITY_MAX }", OrtOptions(kernels_first=True)),
+        ("optimization { priority: PRIORITY_MIN }", OrtOptions(kernels_first=False)),
         (parameter("intra_op_thread_count", "3"), OrtOptions(intra_op_threads=3)),
         (parameter("inter_op_thread_count", "2"), OrtOptions(inter_op_threads=2)),
         (parameter("intra_op_thread_count", "0"), OrtOptions()),
@@ -216,7 +218,7 @@ def test_options_reach_onnx_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", seen)
     wanted = OrtOptions(
-        graph="basic",
+        graph="ORT_ENABLE_BASIC",
         intra_op_threads=3,
         inter_op_threads=2,
         parallel=True,

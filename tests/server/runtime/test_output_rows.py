@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 from support.models.classifiers import trees
-from support.models.small import node, save, value
+from support.models.small import written
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import ModelConfigError
@@ -17,13 +17,8 @@ from tensorferry.server.runtime.session import Session
 
 
 def test_one_label_for_all_rows_is_not_corrected(tmp_path: Path) -> None:
-    path = save(
-        tmp_path / "m.onnx",
-        [node("ReduceMax", "x", "most", keepdims=0), node("Reshape", "most one", "label")],
-        [value("x", dims=["n", 2])],
-        [value("label", dims=[1])],
-        {"one": np.array([1])},
-    )
+    text = "(float[n, 2] x) => (float[1] label) { most = ReduceMax <keepdims = 0> (x) label = Reshape (most, one) }"
+    path = written(tmp_path / "m.onnx", text, one=np.array([1]))
     signature = Session(path).signature
     assert signature.outputs[0].dims == (1,)
     assert "fixed to 1" in str(signature.no_batch_axis_reason())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from tensorferry.server.__main__ import main
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.runtime.recovery import recovering_instance
 from tensorferry.server.runtime.session import Session
+from tensorferry.server.startup import run_child
 
 # From this value on a row breaks the device once; with exactly this value, in every run.
 ONCE, ALWAYS = 100_000.0, 99_999.0
@@ -48,58 +50,76 @@ _BROKEN = (
 )
 
 
-class Fault:
-    """Replaces `Session.run` and its construction once the model is loaded."""
+class Faults:
+    """Stands between the batcher and the sessions; a base class."""
 
     def __init__(self) -> None:
-        self.room = int(os.environ.get(ROOM, "1000000"))
-        self.vain = int(os.environ.get(VAIN, "0"))
-        self.seen: set[float] = set()
+        # Guards _seen.
+        self._lock = threading.Lock()
+        self._seen: set[Any] = set()
+        # Sessions of which every run fails.
         self.broken: set[int] = set()
-        self.run, self.make = Session.run, Session.__init__
-        Session.run = self.faulty_run(Session.run)  # type: ignore[method-assign]
-        Session.__init__ = self.faulty_make(Session.__init__)  # type: ignore[method-assign]
-        BatchExecutor.run = self.falling(BatchExecutor.run)  # type: ignore[method-assign]
+        product: Any = Session
+        executor: Any = BatchExecutor
+        self._run, self._make, self._execute = product.run, product.__init__, executor.run
+        product.run = lambda session, inputs: self.run(session, inputs)
+        product.__init__ = lambda session, *given, **options: self.make(session, *given, **options)
+        executor.run = lambda running, batch, work: self.execute(running, batch, work)
 
-    def faulty_make(self, make: Any) -> Any:
-        def faulty(session: Session, *arguments: Any, **options: Any) -> None:
-            if self.broken and self.vain:
-                self.vain -= 1
-                raise StartError(_BROKEN)
-            make(session, *arguments, **options)
-            self.broken.clear()
+    def first(self, mark: Any) -> bool:
+        """Return whether this is the first time for this mark."""
+        with self._lock:
+            known = mark in self._seen
+            self._seen.add(mark)
+            return not known
 
-        return faulty
+    def make(self, session: Session, *given: Any, **options: Any) -> None:
+        self._make(session, *given, **options)
+        self.broken.clear()
 
-    def falling(self, run: Any) -> Any:
-        def fall(running: BatchExecutor, batch: Sequence[Request], work: BatchAssignment) -> Any:
-            for request in batch:
-                for tensor in request.tensors:
-                    mark = float(np.frombuffer(tensor.data, tensor.dtype)[0]) if request.rows else 0.0
-                    if FALL <= mark < _PAST_FALL and mark not in self.seen:
-                        self.seen.add(mark)
-                        raise SystemExit
-            return run(running, batch, work)
+    def run(self, session: Session, inputs: Mapping[str, Any]) -> Any:
+        if id(session) in self.broken:
+            raise failed(_BROKEN)
+        return self._run(session, inputs)
 
-        return fall
+    def execute(self, running: BatchExecutor, batch: Sequence[Request], work: BatchAssignment) -> Any:
+        for request in batch:
+            for tensor in request.tensors:
+                if request.rows and self.falls(np.frombuffer(tensor.data, tensor.dtype)):
+                    raise SystemExit
+        return self._execute(running, batch, work)
 
-    def faulty_run(self, run: Any) -> Any:
-        def faulty(session: Session, inputs: Mapping[str, Any]) -> Any:
-            x = inputs["x"]
-            for mark in {float(row[0]) for row in x}:
-                if mark == HANG:
-                    while not Path(os.environ[RELEASE]).exists():
-                        time.sleep(0.01)
-                if mark == ALWAYS or (mark >= ONCE and mark not in self.seen):
-                    self.seen.add(mark)
-                    self.broken.add(id(session))
-            if id(session) in self.broken:
-                raise failed(_BROKEN)
-            if len(x) > self.room:
-                raise failed(_NO_MEMORY)
-            return run(session, inputs)
+    def falls(self, values: Any) -> bool:
+        """Return whether a tensor with these values ends its worker."""
+        raise NotImplementedError
 
-        return faulty
+
+class _Device(Faults):
+    def __init__(self) -> None:
+        super().__init__()
+        self._room = int(os.environ.get(ROOM, "1000000"))
+        self._vain = int(os.environ.get(VAIN, "0"))
+
+    def make(self, session: Session, *given: Any, **options: Any) -> None:
+        if self.broken and self._vain:
+            self._vain -= 1
+            raise StartError(_BROKEN)
+        super().make(session, *given, **options)
+
+    def run(self, session: Session, inputs: Mapping[str, Any]) -> Any:
+        x = inputs["x"]
+        for mark in {float(row[0]) for row in x}:
+            if mark == HANG:
+                while not Path(os.environ[RELEASE]).exists():
+                    time.sleep(0.01)
+            if mark == ALWAYS or (mark >= ONCE and self.first(mark)):
+                self.broken.add(id(session))
+        if id(session) not in self.broken and len(x) > self._room:
+            raise failed(_NO_MEMORY)
+        return super().run(session, inputs)
+
+    def falls(self, values: Any) -> bool:
+        return FALL <= values[0] < _PAST_FALL and self.first(float(values[0]))
 
 
 def failed(message: str) -> ModelFailedError:
@@ -111,7 +131,7 @@ def failed(message: str) -> ModelFailedError:
 def install_device() -> None:
     """Replace the device of this process."""
     recovering_instance._FIRST_SECONDS = 0.02
-    Fault()
+    _Device()
 
 
 def install_polling() -> None:
@@ -130,5 +150,8 @@ def install_polling() -> None:
 if __name__ == "__main__":
     install_device()
     install_polling()
-    serve_with_children("support.processes.faulty_process")
+    if sys.argv[1] != "serve":
+        # It is one of several server processes.
+        run_child("tensorferry.server.processes.server")
+    serve_with_children("support.processes.faulty")
     sys.exit(main())

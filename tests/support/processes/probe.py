@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -23,6 +24,15 @@ def _numbers(tag: int, rows: int, first: float | None) -> npt.NDArray[np.float32
     if first is not None:
         x[0, 0] = first
     return x
+
+
+def inputs(tag: float, rows: int = 1, index: int = 0, work: int = 0) -> dict[str, npt.NDArray[Any]]:
+    """Return inputs whose y is 2 * tag + index everywhere. `work` is that of the model `probe`."""
+    return {
+        "x": np.full((rows, 4), tag, np.float32),
+        "index": np.full(rows, index, np.int64),
+        "work": np.full(rows, work, np.int64),
+    }
 
 
 def request(
@@ -65,6 +75,13 @@ def output(response: pb.ModelInferResponse) -> npt.NDArray[np.float32]:
 def batch_of(response: pb.ModelInferResponse) -> int:
     """Return the number of the request's batch."""
     return response.parameters["batch_number"].int64_param
+
+
+@contextmanager
+def stub_of(address: str) -> Iterator[Any]:
+    """Return a stub of the service, on a channel of its own."""
+    with grpc.insecure_channel(address) as channel:
+        yield inference_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
 class OpenStream:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from polling import until
+from support.processes import observed
 
 STOP_SECONDS = 60
+_COMMAND_SECONDS = 120
 
 # `make test-processes` gives every server of the tests this many processes.
 SERVER_PROCESSES = os.environ.get("SERVER_PROCESSES", "")
@@ -56,6 +59,19 @@ def environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("TENSORFERRY_") or name == "TENSORFERRY_DEVICE"
     }
+
+
+def run_command(
+    *arguments: object, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `tensorferry` with these arguments to its end; `variables` are added to its environment."""
+    return subprocess.run(
+        command(*map(str, arguments)),
+        capture_output=True,
+        text=True,
+        env={**environment(), **(variables or {})},
+        timeout=_COMMAND_SECONDS,
+    )
 
 
 def _python_path() -> str:
@@ -128,15 +144,23 @@ class ServerProcess:
         """Return host:port."""
         return str(self.ready["address"])
 
+    def page(self, path: str = "/metrics") -> str:
+        """Return a page of its monitoring."""
+        url = self.ready["metrics"].removesuffix("/metrics") + path
+        with urllib.request.urlopen(url, timeout=STOP_SECONDS) as response:
+            return str(response.read().decode())
+
+    def statuses(self) -> dict[str, Any]:
+        """Return what the status page has of each model, by name."""
+        return {model["name"]: model for model in json.loads(self.page("/status.json"))["models"]}
+
     def signal(self, number: int = signal.SIGTERM) -> None:
         """Send a signal."""
         self.process.send_signal(number)
 
     def processes(self) -> list[int]:
         """Return the ids of the process and of its children."""
-        parent = self.process.pid
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        return [parent, *map(int, children)]
+        return [self.process.pid, *observed.children(self.process.pid)]
 
     @staticmethod
     def _state_of(pid: int) -> str:
@@ -146,20 +170,17 @@ class ServerProcess:
     @contextmanager
     def standing_still(self) -> Iterator[None]:
         """Stop the process, as a debugger does: it answers nothing until the end of the `with`."""
-        _, *children = self.processes()
-        self.signal(signal.SIGSTOP)
-        # The signal takes effect later; a call in between would be answered.
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
-        for child in children:
-            os.kill(child, signal.SIGSTOP)
-        for child in children:
-            until(partial(self._state_of, child), "T".__eq__)
+        processes = self.processes()
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        for process in processes:
+            # The signal takes effect later; a call in between would be answered.
+            until(partial(self._state_of, process), "T".__eq__)
         try:
             yield
         finally:
-            for child in children:
-                os.kill(child, signal.SIGCONT)
-            self.signal(signal.SIGCONT)
+            for process in reversed(processes):
+                os.kill(process, signal.SIGCONT)
 
     def wait(self) -> int:
         """Wait for the end; return the exit code. A process that does not end is aborted, with its log

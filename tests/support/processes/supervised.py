@@ -42,8 +42,7 @@ def supervise(argv: list[str]) -> int:
     if "supervisor-crashes" in argv:
         # A bug: the first end of a child has a status that it cannot have.
         ExitStatus.of = staticmethod(lambda status: None)  # type: ignore[assignment,method-assign]
-    heavy = [name for name in ("grpc", "google.protobuf", "numpy", "onnxruntime") if name in sys.modules]
-    report("supervisor", modules=heavy)
+    report("supervisor")
     try:
         return run_supervisor(settings, argv[1:], log.put)
     except StartError as error:

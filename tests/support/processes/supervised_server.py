@@ -12,7 +12,6 @@ from typing import Any
 from support.processes.supervised import report
 
 from tensorferry.server.processes.in_child import Parent
-from tensorferry.server.processes.running_page import Running, RunningPage
 
 
 def main(descriptors: str, argv: list[str]) -> None:
@@ -24,15 +23,10 @@ def main(descriptors: str, argv: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(os.getpid(), number)
     report("server", start=start, argv=argv, gpus=os.environ["CUDA_VISIBLE_DEVICES"])
-    if "fails" in argv:
-        supervisor.send("failed", {"message": "no such model"})
-        os._exit(1)
     if "leave-orphan" in argv:
         command = ["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"]
         orphan = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
         report("orphan", orphan=int(orphan))
-    page = RunningPage(start["page"])
-    page.begin(Running(b"owner of", b"digest of 16 by.", tried=False))
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -47,7 +41,6 @@ def main(descriptors: str, argv: list[str]) -> None:
         {
             "drain": drain,
             "print_ready": lambda fields: print(start["address"], flush=True),
-            "findings": lambda fields: report("findings", **fields),
         }
     )
     supervisor.send("ready")

@@ -6,12 +6,9 @@ import logging
 import os
 import select
 
-from tensorferry.server.observability.logs.log_format import JsonFormatter, text_formatter
-
-_log = logging.getLogger("tensorferry.server")
+from tensorferry.server.observability.logs.log_format import JsonFormatter, lost_lines, text_formatter
 
 _STDERR = 2
-_LOST = "%d log lines are lost: stderr was not read fast enough"
 
 
 class SupervisorLog(logging.Handler):
@@ -28,10 +25,8 @@ class SupervisorLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
-        if self._lost:
-            lost = _log.makeRecord(_log.name, logging.WARNING, "", 0, _LOST, (self._lost,), None)
-            if _write(self.format(lost)):
-                self._lost = 0
+        if self._lost and _write(self.format(lost_lines(self._lost))):
+            self._lost = 0
         if not _write(self.format(record)):
             self._lost += 1
 

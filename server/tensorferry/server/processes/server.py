@@ -26,7 +26,7 @@ from tensorferry.server.processes.in_child import Parent, exit_at_once
 from tensorferry.server.processes.peers import Peers
 from tensorferry.server.processes.running_page import RunningPage
 from tensorferry.server.processes.suspect_requests import TrialLock
-from tensorferry.server.startup import prepare_collector, print_ready_line, read_config, ready_fields
+from tensorferry.server.startup import prepare_collector, print_ready_line, read_config
 from tensorferry.server.system.threads import ThreadKind, new_thread, watch_threads
 
 _log = logging.getLogger("tensorferry.server")
@@ -145,7 +145,7 @@ class ServerProcess:
                 "processes": self._on_processes,
                 "findings": self._watch.on_findings,
                 "ping": lambda fields: self._heartbeat.ask(),
-                "print_ready": lambda fields: self._print_ready(),
+                "print_ready": lambda fields: print_ready_line(self._app),
                 "drain": lambda fields: self._begin_drain(),
             }
         )
@@ -154,10 +154,6 @@ class ServerProcess:
             self._app.start()
         prepare_collector()
         self._supervisor.send("ready")
-
-    def _print_ready(self) -> None:
-        config, app = self._config, self._app
-        print_ready_line(config.log_format, app.address, app.transport, ready_fields(app))
 
     def _all_serve(self) -> bool:
         return all(process["state"] == "serving" for process in self._processes)

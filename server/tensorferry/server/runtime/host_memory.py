@@ -39,9 +39,9 @@ def resident_bytes() -> int:
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def check_fits(what: str, size: int, remedy: str, available: Callable[[], int] = available_bytes) -> None:
+def check_fits(what: str, size: int, remedy: str) -> None:
     """Raise StartError if `what` needs more bytes than are available. `remedy` says what to change."""
-    left = available()
+    left = available_bytes()
     if size > left:
         raise StartError(
             f"{what} takes at least {size / _GIB:.2f} GiB, and {left / _GIB:.2f} GiB of memory are available; {remedy}"
@@ -51,14 +51,8 @@ def check_fits(what: str, size: int, remedy: str, available: Callable[[], int] =
 class GrowthCheck:
     """Check before each step of something that grows that its memory is available. Not thread-safe."""
 
-    def __init__(
-        self,
-        available: Callable[[], int] = available_bytes,
-        resident: Callable[[], int] = resident_bytes,
-    ) -> None:
-        self._available = available
-        self._resident = resident
-        self._first = resident()
+    def __init__(self) -> None:
+        self._first = resident_bytes()
 
     def check(self, what: str, remedy: str, steps: int = 1) -> None:
         """Raise StartError if the next step, `what`, would not fit. `remedy` says what to change.
@@ -66,7 +60,7 @@ class GrowthCheck:
         The step is expected to take as much as the average of the `steps` so far. Use one step if each step doubles.
         """
         if steps:
-            check_fits(what, (self._resident() - self._first) // steps, remedy, self._available)
+            check_fits(what, (resident_bytes() - self._first) // steps, remedy)
 
 
 class BatchMemory:
@@ -75,18 +69,11 @@ class BatchMemory:
     `input` names an input that has the rows. A run with at most `rows` rows needs no check.
     """
 
-    def __init__(
-        self,
-        input: str,
-        available: Callable[[], int] = available_bytes,
-        resident: Callable[[], int] = resident_bytes,
-    ) -> None:
+    def __init__(self, input: str) -> None:
         self.input = input
         self.rows = 0
         # What batches of up to `rows` rows have taken.
         self._bytes = 0
-        self._available = available
-        self._resident = resident
 
     def run(self, rows: int, run: Callable[[], _T]) -> _T:
         """Run a batch with more rows than any before. MemoryError if it is not expected to fit.
@@ -95,13 +82,13 @@ class BatchMemory:
         """
         if self.rows:
             more = self._bytes * (rows - self.rows) // self.rows
-            if more > (left := self._available()):
+            if more > (left := available_bytes()):
                 raise MemoryError(
                     f"a batch of {rows} rows is expected to take {more / _GIB:.2f} GiB more than one of {self.rows}, and "
                     f"{left / _GIB:.2f} GiB of memory are available"
                 )
-        before = self._resident()
+        before = resident_bytes()
         result = run()
-        self._bytes += max(0, self._resident() - before)
+        self._bytes += max(0, resident_bytes() - before)
         self.rows = rows
         return result

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelOptimizationPolicy
-from tensorferry.server.config.option_groups.devices import MOST_THREADS, PROVIDER_PACKAGE
+from tensorferry.server.config.option_groups.devices import MOST_THREADS
 from tensorferry.server.config.parsers import positive_number
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.runtime.checks.sampling import TOLERANCE
 from tensorferry.server.runtime.files.op_libraries import OpLibrary
-from tensorferry.server.runtime.gpu.cuda_graphs import GraphOptions, GraphSpec
+from tensorferry.server.runtime.gpu.cuda_graphs import GraphOptions, GraphSpec, requested_graphs
+from tensorferry.server.runtime.provider_packages import is_package
 
 if TYPE_CHECKING:
     from tensorferry.server.onnx.graph.rewriting.free_rows import FreedRows
 
 TENSORRT = "TensorrtExecutionProvider"
 
-# Keys are values of optimization.graph.level.
-_GRAPH_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "none"}
+# ONNX Runtime's names of the values of optimization.graph.level.
+_GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
 _BOOLEANS = {"0": False, "false": False, "1": True, "true": True}
 
 # Parameter that overrides --batching for a model. `onnx.batching` reads it.
 BATCHING = "batching"
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
-# Options of the CUDA provider that Triton also accepts as parameters.
+# Options of the CUDA provider that Triton also accepts as parameters. The index of a value is ONNX Runtime's number for it.
 _CUDA_PARAMETERS: Mapping[str, Sequence[str] | None] = {
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     "gpu_mem_limit": None,
@@ -53,7 +53,6 @@ _REFUSED = {
         "it is an address in the memory of a program that embeds ONNX Runtime",
     ),
 }
-_FP16_PARAMETERS = ("fp16", "fp16_tolerance", "fp16_except")
 _PARAMETERS = (
     "intra_op_thread_count",
     "inter_op_thread_count",
@@ -64,7 +63,9 @@ _PARAMETERS = (
     DEVICE_ALLOCATOR,
     BATCHING,
     *_CUDA_PARAMETERS,
-    *_FP16_PARAMETERS,
+    "fp16",
+    "fp16_tolerance",
+    "fp16_except",
 )
 
 # Triton's names for TensorRT's options. All others have ONNX Runtime's names, `trt_...`.
@@ -73,34 +74,11 @@ _TENSORRT_NAMES = {
     "int8_calibration_table_name": "trt_int8_calibration_table_name",
     "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
 }
-_PRECISIONS: Mapping[str, Mapping[str, str]] = {
-    "FP32": {},
-    "FP16": {"trt_fp16_enable": "1"},
-    "BF16": {"trt_bf16_enable": "1"},
-    "INT8": {"trt_int8_enable": "1"},
-}
-# The index of a value is ONNX Runtime's number for it.
-
+_PRECISIONS = ("FP32", "FP16", "BF16", "INT8")
 # Set by the server itself, because it captures each graph for one batch shape.
 _GRAPH_OPTIONS = ("enable_cuda_graph", "trt_cuda_graph_enable")
-
-
-class KernelPriority(enum.Enum):
-    """Priority of a model's kernels on a GPU that other models use at the same time."""
-
-    FIRST = "before those of other models"
-    LAST = "after those of other models"
-
-
-_PRIORITIES = {
-    ModelOptimizationPolicy.PRIORITY_MAX: KernelPriority.FIRST,
-    ModelOptimizationPolicy.PRIORITY_MIN: KernelPriority.LAST,
-}
-
-
-def is_package(provider: str) -> bool:
-    """Return whether this names a package with providers, such as onnxruntime-ep-openvino."""
-    return PROVIDER_PACKAGE.fullmatch(provider) is not None
+# Whether the kernels of a model come first.
+_PRIORITIES = {ModelOptimizationPolicy.PRIORITY_MAX: True, ModelOptimizationPolicy.PRIORITY_MIN: False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +105,14 @@ class OrtOptions:
     """Options of a session. With 0 threads, the number is that of the cores and `processes`, or ONNX Runtime's choice.
 
     `processes` is the number of server processes, which share the cores.
-    `graph` is the level of graph optimization: all, extended, basic or none. `cuda` holds the CUDA provider's options.
+    `graph` is ONNX Runtime's name of the level of graph optimization. `cuda` holds the CUDA provider's options.
     `gpu` lists the providers that come before the CUDA provider on a GPU, `cpu` those before the CPU provider on the
-    CPU. `graphs` and `priority` apply to sessions on GPUs. `op_libraries` have custom operators. `freed` are changes of the
-    graph that make a first axis of 1 variable.
+    CPU. `graphs` and `kernels_first` apply to sessions on GPUs: a model's kernels start before or after those of other models,
+    or None for neither. `op_libraries` have custom operators. `freed` are changes of the graph that make a first axis of 1
+    variable.
     """
 
-    graph: str = "all"
+    graph: str = _GRAPH_LEVELS[0]
     intra_op_threads: int = 0
     inter_op_threads: int = 0
     parallel: bool = False
@@ -146,7 +125,7 @@ class OrtOptions:
     cpu: tuple[ExecutionProvider, ...] = ()
     fp16: Fp16 | None = None
     graphs: GraphOptions | None = None
-    priority: KernelPriority | None = None
+    kernels_first: bool | None = None
     processes: int = 1
     op_libraries: tuple[OpLibrary, ...] = ()
     freed: FreedRows | None = None
@@ -200,7 +179,7 @@ def with_server_defaults(
         for name in server_config.providers:
             if runs_on_cpu(name) and "cpu" in devices:
                 accelerators.cpu_execution_accelerator.add(name=name)
-            if name != "openvino" and set(devices) - {"cpu"}:
+            if runs_on_gpu(name) and set(devices) - {"cpu"}:
                 accelerators.gpu_execution_accelerator.add(name=name)
     return completed
 
@@ -211,15 +190,14 @@ def has_providers(config: ModelConfig) -> bool:
     return bool(accelerators.gpu_execution_accelerator or accelerators.cpu_execution_accelerator)
 
 
-def usable_providers(names: Sequence[str], devices: Sequence[str]) -> Sequence[str]:
-    """Return the providers of the option `providers` that run on at least one of these devices."""
-    on_cpu, on_gpu = "cpu" in devices, bool(set(devices) - {"cpu"})
-    return [name for name in names if (on_cpu and runs_on_cpu(name)) or (on_gpu and name != "openvino")]
-
-
 def runs_on_cpu(name: str) -> bool:
     """Return whether a provider of the option `providers` can run sessions of the device cpu."""
     return name == "openvino" or is_package(name)
+
+
+def runs_on_gpu(name: str) -> bool:
+    """Return whether a provider of the option `providers` can run sessions of GPUs."""
+    return name != "openvino"
 
 
 def unknown_parameters(config: ModelConfig) -> Sequence[str]:
@@ -233,15 +211,23 @@ def ort_options_for(config: ModelConfig, server_config: ServerConfig, name: str)
     ModelConfigError names a value that is not allowed.
     """
     own = parse_ort_options(config)
-    graphs = own.graphs
+    graphs, gpu = own.graphs, own.gpu
     if graphs is None and server_config.cuda_graphs is not None:
         graphs = GraphOptions(tuple(map(GraphSpec, sorted(set(server_config.cuda_graphs)))))
-    return replace(
-        own,
-        graphs=graphs,
-        processes=server_config.processes or 1,
-        gpu=tuple(_with_engine_cache(provider, server_config, name) for provider in own.gpu),
-    )
+    if server_config.tensorrt_cache is not None:
+        # Because TensorRT builds an engine for minutes.
+        folder = str(server_config.tensorrt_cache / name)
+        cache = {
+            "trt_engine_cache_enable": "1",
+            "trt_engine_cache_path": folder,
+            "trt_timing_cache_enable": "1",
+            "trt_timing_cache_path": folder,
+        }
+        gpu = tuple(
+            _provider(TENSORRT, {**cache, **dict(each.options)}) if each.name == TENSORRT else each
+            for each in gpu
+        )
+    return replace(own, graphs=graphs, processes=server_config.processes or 1, gpu=gpu)
 
 
 def parse_ort_options(config: ModelConfig) -> OrtOptions:
@@ -249,30 +235,15 @@ def parse_ort_options(config: ModelConfig) -> OrtOptions:
     read = _Reader(config)
     accelerators = config.optimization.execution_accelerators
     cuda = read.cuda()
-    providers, on_cpu = [], []
+    gpu, cpu = [], []
     for accelerator in accelerators.gpu_execution_accelerator:
         if accelerator.name == "cuda":
             cuda.update(accelerator.parameters)
-        elif accelerator.name == "tensorrt":
-            options = _tensorrt(accelerator.parameters, config.name)
-            providers.append(ExecutionProvider(TENSORRT, tuple(sorted(options.items()))))
-        elif is_package(accelerator.name):
-            providers.append(_of_package(accelerator))
         else:
-            raise _unknown_accelerator(accelerator, "gpu", "tensorrt and cuda", config.name)
+            gpu.append(_accelerator("gpu", accelerator.name, accelerator.parameters, config.name))
     for accelerator in accelerators.cpu_execution_accelerator:
-        if is_package(accelerator.name):
-            on_cpu.append(_of_package(accelerator))
-            continue
-        if accelerator.name != "openvino":
-            raise _unknown_accelerator(accelerator, "cpu", "openvino", config.name)
-        on_cpu.append(ExecutionProvider("OpenVINOExecutionProvider", (("device_type", "CPU"),)))
-        if accelerator.parameters:
-            raise ModelConfigError(
-                f"model {config.name!r}: cpu_execution_accelerator openvino has parameters "
-                f"{sorted(accelerator.parameters)}; it takes none"
-            )
-    for name, value in [*cuda.items(), *(option for provider in providers for option in provider.options)]:
+        cpu.append(_accelerator("cpu", accelerator.name, accelerator.parameters, config.name))
+    for name, value in [*cuda.items(), *(option for provider in gpu for option in provider.options)]:
         if name in _REFUSED:
             raise ModelConfigError(
                 f"model {config.name!r} has {name} {value!r} for an execution accelerator: {_REFUSED[name]}; leave it out"
@@ -303,47 +274,35 @@ def parse_ort_options(config: ModelConfig) -> OrtOptions:
         arena_shrinkage=read.text(ARENA_SHRINKAGE),
         device_allocator=read.text(DEVICE_ALLOCATOR),
         cuda=tuple(sorted(cuda.items())),
-        gpu=tuple(providers),
-        cpu=tuple(on_cpu),
+        gpu=tuple(gpu),
+        cpu=tuple(cpu),
         fp16=read.fp16(),
-        graphs=_graphs(config),
-        priority=_PRIORITIES.get(config.optimization.priority),
+        graphs=requested_graphs(config),
+        kernels_first=_PRIORITIES.get(config.optimization.priority),
     )
 
 
-def _graphs(config: ModelConfig) -> GraphOptions | None:
-    cuda = config.optimization.cuda
-    if not cuda.graphs:
-        return None
-    for spec in cuda.graph_spec:
-        if spec.batch_size < 0 or any(dim < 1 for shape in spec.input.values() for dim in shape.dim):
-            raise ModelConfigError(
-                f"model {config.name!r}: a graph_spec of optimization.cuda has batch_size {spec.batch_size} and inputs "
-                f"{ {name: list(shape.dim) for name, shape in spec.input.items()} }; sizes must be at least 1, and "
-                "batch_size is left out for a model without batch axis"
-            )
-    specs = [
-        GraphSpec(
-            spec.batch_size, tuple((name, tuple(shape.dim)) for name, shape in sorted(spec.input.items()))
+def _provider(name: str, options: Mapping[str, str]) -> ExecutionProvider:
+    return ExecutionProvider(name, tuple(sorted(options.items())))
+
+
+def _accelerator(kind: str, name: str, parameters: Mapping[str, str], model: str) -> ExecutionProvider:
+    """Return the provider that an execution accelerator of the kind `gpu` or `cpu` requests."""
+    if is_package(name):
+        return _provider(name, parameters)
+    if (kind, name) == ("gpu", "tensorrt"):
+        return _provider(TENSORRT, _tensorrt(parameters, model))
+    if (kind, name) != ("cpu", "openvino"):
+        known = "tensorrt and cuda" if kind == "gpu" else "openvino"
+        raise ModelConfigError(
+            f"model {model!r}: unknown Execution Accelerator {name!r} is requested as {kind}_execution_accelerator; known "
+            f"are {known}, and packages such as onnxruntime-ep-openvino"
         )
-        for spec in cuda.graph_spec
-    ]
-    return GraphOptions(tuple(dict.fromkeys(specs)), required=True)
-
-
-def _unknown_accelerator(
-    accelerator: ModelOptimizationPolicy.ExecutionAccelerators.Accelerator, kind: str, known: str, model: str
-) -> ModelConfigError:
-    return ModelConfigError(
-        f"model {model!r}: unknown Execution Accelerator {accelerator.name!r} is requested as "
-        f"{kind}_execution_accelerator; known are {known}, and packages such as onnxruntime-ep-openvino"
-    )
-
-
-def _of_package(
-    accelerator: ModelOptimizationPolicy.ExecutionAccelerators.Accelerator,
-) -> ExecutionProvider:
-    return ExecutionProvider(accelerator.name, tuple(sorted(accelerator.parameters.items())))
+    if parameters:
+        raise ModelConfigError(
+            f"model {model!r}: cpu_execution_accelerator openvino has parameters {sorted(parameters)}; it takes none"
+        )
+    return _provider("OpenVINOExecutionProvider", {"device_type": "CPU"})
 
 
 def _tensorrt(parameters: Mapping[str, str], model: str) -> dict[str, str]:
@@ -355,7 +314,8 @@ def _tensorrt(parameters: Mapping[str, str], model: str) -> dict[str, str]:
                     f"model {model!r}: unsupported precision mode {value!r} is requested; it must be one of "
                     f"{', '.join(_PRECISIONS)}"
                 )
-            options.update(_PRECISIONS[value])
+            if value != "FP32":
+                options[f"trt_{value.lower()}_enable"] = "1"
         elif name in _TENSORRT_NAMES:
             options[_TENSORRT_NAMES[name]] = value
         elif name.startswith("trt_"):
@@ -437,19 +397,3 @@ def has_gpu_options(config: ModelConfig) -> bool:
         or optimization.priority in _PRIORITIES
         or any(name in config.parameters for name in _CUDA_PARAMETERS)
     )
-
-
-def _with_engine_cache(
-    provider: ExecutionProvider, server_config: ServerConfig, name: str
-) -> ExecutionProvider:
-    """Give TensorRT a folder for its engines, because building one takes minutes."""
-    if provider.name != TENSORRT or server_config.tensorrt_cache is None:
-        return provider
-    folder = str(server_config.tensorrt_cache / name)
-    cache = {
-        "trt_engine_cache_enable": "1",
-        "trt_engine_cache_path": folder,
-        "trt_timing_cache_enable": "1",
-        "trt_timing_cache_path": folder,
-    }
-    return ExecutionProvider(provider.name, tuple(sorted({**cache, **dict(provider.options)}.items())))

@@ -11,11 +11,17 @@ import importlib
 import threading
 from typing import Any
 
+from tensorferry.server.config.option_groups.devices import PROVIDER_PACKAGE
 from tensorferry.server.errors import StartError
 from tensorferry.server.runtime.ort import onnxruntime, ort_message
 
 # ONNX Runtime refuses a library that is registered twice.
 _registering = threading.Lock()
+
+
+def is_package(provider: str) -> bool:
+    """Return whether this names a package with providers, such as onnxruntime-ep-openvino."""
+    return PROVIDER_PACKAGE.fullmatch(provider) is not None
 
 
 def provider_names(package: str) -> tuple[str, ...]:

@@ -8,21 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.server.runtime.ort import onnxruntime
-from tensorferry.server.runtime.ort_options import DEVICE_ALLOCATOR, OrtOptions, is_package
-from tensorferry.server.runtime.provider_packages import provider_device, provider_names
+from tensorferry.server.runtime.ort_options import DEVICE_ALLOCATOR, OrtOptions
+from tensorferry.server.runtime.provider_packages import is_package, provider_device, provider_names
 from tensorferry.server.system.cores import session_threads, usable_cores
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 
 # Names and options. A package stands for its providers.
 Providers = list[tuple[str, dict[str, Any]]]
-
-_GRAPH_LEVELS = {
-    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-}
 
 
 def providers_of(device: str, settings: OrtOptions) -> Providers:
@@ -38,12 +31,9 @@ def providers_of(device: str, settings: OrtOptions) -> Providers:
     return [*gpu, (CUDA, {**dict(settings.cuda), **device_option}), *cpu]
 
 
-def capturing(providers: Providers) -> Providers:
-    """Return the same providers with CUDA graphs enabled."""
-    return [
-        (name, {**options, "enable_cuda_graph": "1"} if name == CUDA else options)
-        for name, options in providers
-    ]
+def with_option(providers: Providers, names: Sequence[str], option: str, value: str) -> Providers:
+    """Return the same providers. Those with these names have the option, too."""
+    return [(name, {**given, option: value} if name in names else given) for name, given in providers]
 
 
 def names_in_sessions(name: str) -> Sequence[str]:
@@ -71,7 +61,7 @@ def session_options(settings: OrtOptions, device: str) -> onnxruntime.SessionOpt
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # ONNX Runtime also raises its errors, and the server logs those.
     options.log_severity_level = 4
-    options.graph_optimization_level = _GRAPH_LEVELS[settings.graph]
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, settings.graph)
     # By default ONNX Runtime starts a thread for each core of the machine and binds it there, even if the process may
     # use only some of the cores.
     cores = usable_cores()

@@ -27,27 +27,22 @@ from tensorferry.server.runtime.files.op_libraries import OpLibrary, register
 from tensorferry.server.runtime.files.output_rows import with_output_rows
 from tensorferry.server.runtime.gpu import capture_lock
 from tensorferry.server.runtime.gpu.cuda_graphs import CapturedShapes, GraphOptions
-from tensorferry.server.runtime.gpu.cuda_stream import create_stream, keep_until_closed, with_stream
-from tensorferry.server.runtime.gpu.pinned_memory import CudaDeviceMemory, DeviceMemory
+from tensorferry.server.runtime.gpu.cuda_stream import create_stream, keep_until_closed
+from tensorferry.server.runtime.gpu.pinned_memory import DeviceMemory
 from tensorferry.server.runtime.gpu.staged_session import StagedSession
-from tensorferry.server.runtime.gpu.staging_buffers import (
-    CaptureError,
-    StagedBatch,
-    StagingBuffers,
-    array_of_ortvalue,
-)
-from tensorferry.server.runtime.gpu.tensor_layout import Shape
+from tensorferry.server.runtime.gpu.staging_buffers import CaptureError, StagingBuffers, array_of_ortvalue
+from tensorferry.server.runtime.gpu.tensor_layout import ONNX_BFLOAT16, Shape
 from tensorferry.server.runtime.host_memory import BatchMemory
 from tensorferry.server.runtime.ort import onnxruntime, ort_message
 from tensorferry.server.runtime.ort_options import ARENA_SHRINKAGE, TENSORRT, OrtOptions
 from tensorferry.server.runtime.providers import (
     CUDA,
     Providers,
-    capturing,
     names_in_sessions,
     open_session,
     providers_of,
     session_options,
+    with_option,
 )
 from tensorferry.server.signature import Signature, TensorSpec, signature_of
 
@@ -55,7 +50,6 @@ _log = logging.getLogger("tensorferry.server")
 
 Array = npt.NDArray[Any]
 
-_ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
 # Slots of each captured shape. Two, because the batcher has two batches in flight.
 _SLOTS = 2
 # An arena on the CPU keeps the memory of the largest batch, so one run in this many seconds shrinks it when it ends. The
@@ -94,15 +88,19 @@ class Session:
                     f"{path}: its configuration requires {name}, which the installed onnxruntime does not have; it has "
                     f"{', '.join(onnxruntime.get_available_providers())}"
                 )
-        self._stream = create_stream(device, settings.priority, path)
-        self._providers = providers if self._stream is None else with_stream(providers, self._stream)
+        self._stream = create_stream(device, settings.kernels_first, path)
+        if self._stream is not None:
+            stream = str(self._stream.address)
+            providers = with_option(providers, (CUDA, TENSORRT), "user_compute_stream", stream)
+        self._providers = providers
         self._memory = memory
         self._start()
 
     def _start(self) -> None:
         """Load the model and prepare its runs."""
         path, device = self.path, self.device
-        self._session = self._open(self._providers)
+        with self._using():
+            self._session = self._open(self._providers)
         if self._stream is not None:
             keep_until_closed(self._session, self._stream)
         for name, _ in self._providers:
@@ -153,7 +151,7 @@ class Session:
             self._memory = _cuda_memory(device)
         if "BYTES" not in kinds and self._memory is not None:
             self._staging = StagingBuffers(
-                self.signature, self._memory, self._session.io_binding, self._run_bound
+                path, self.signature, self._memory, self._session.io_binding, self._run_bound
             )
 
     def nodes_by_provider(self) -> Mapping[str, Mapping[str, int]]:
@@ -170,17 +168,14 @@ class Session:
 
     def _open(self, providers: Providers) -> Any:
         """Create ONNX Runtime's session, with CUDA graphs if they are requested and possible."""
-        with self._using():
-            return self._opened(providers)
-
-    def _opened(self, providers: Providers) -> Any:
         options = session_options(self._settings, self.device)
         register(options, self._settings.op_libraries)
         if self._graphs is not None and any(name == TENSORRT for name, _ in providers):
             self._without_graphs("TensorRT captures one graph alone, of one batch size")
         if self._graphs is not None:
             try:
-                return open_session(self.path, options, capturing(providers), self.device)
+                capturing = with_option(providers, (CUDA,), "enable_cuda_graph", "1")
+                return open_session(self.path, options, capturing, self.device)
             except Exception as error:
                 self._without_graphs(ort_message(error))
         try:
@@ -237,7 +232,7 @@ class Session:
         """The session in steps, which a batcher can overlap; None if there are no staging buffers."""
         if self._staging is None:
             return None
-        return StagedSession(self.signature, self._staging, self._compute, self.run, _model_failure)
+        return StagedSession(self.signature, self._staging, self.run, _model_failure)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model once. Arrays are in `storage` form (see `tensors`), BYTES as `str` objects.
@@ -259,9 +254,12 @@ class Session:
                 else:
                     outputs = self._direct(self._outputs, inputs, options)
                 return dict(zip(self._outputs, outputs, strict=True))
-            if self._staging is None or (batch := self._staging.place_copies(inputs)) is None:
+            staging = self._staging
+            if staging is None or (batch := staging.place_copies(inputs)) is None:
                 return self._run(inputs)
-            return self._run_staged(self._staging, batch)
+            if not staging.load(batch):
+                return self._run(batch)
+            return staging.fetch(staging.compute_or_repeat(batch))
         except Exception as error:
             raise _model_failure(error) from error
 
@@ -269,32 +267,6 @@ class Session:
         self, run: Callable[[Mapping[str, Array]], dict[str, Array]], inputs: Mapping[str, Array]
     ) -> dict[str, Array]:
         return trial_run(partial(run, inputs), self.path.name, inputs, self.end_runs)
-
-    def _run_staged(self, staging: StagingBuffers, batch: StagedBatch) -> dict[str, Array]:
-        if not staging.load(batch):
-            return self._run(batch)
-        return staging.fetch(self._compute(staging, batch))
-
-    def _compute(self, staging: StagingBuffers, batch: StagedBatch) -> StagedBatch:
-        """Run a loaded batch. Return the batch to fetch, which is another one if the run had to be repeated."""
-        try:
-            staging.compute(batch)
-            return batch
-        except Exception as error:
-            if not batch.layout.outputs or not re.search("shape|dimension", str(error)):
-                raise
-            # The file may declare a wrong shape for an output.
-            again = staging.place_copies(batch, outputs=False)
-            if again is None or not staging.load(again):
-                raise
-            staging.compute(again)
-            staging.forget_outputs()
-            _log.warning(
-                "%s declares wrong shapes for its outputs, so their memory is not allocated in advance: %s",
-                self.path,
-                ort_message(error),
-            )
-            return again
 
     def capture(self, captured: Sequence[Mapping[str, Shape]], *, pads: bool) -> bool:
         """Capture a CUDA graph for each of these input shapes, and use the graphs for batches from then on.
@@ -306,7 +278,8 @@ class Session:
             return False
         try:
             if self._staging is None:
-                raise CaptureError(_why_not_staged(self._plain))
+                missing = "there is no page-locked memory for its batches"
+                raise CaptureError("strings are not on the device" if self._plain else missing)
             for number, shapes in enumerate(captured):
                 graphs = [number * _SLOTS + slot + 1 for slot in range(_SLOTS)]
                 self._graph_options.update((graph, self._options_of_runs(graph)) for graph in graphs)
@@ -403,21 +376,15 @@ def _model_failure(error: Exception) -> ModelFailedError:
 
 def _cuda_memory(device: str) -> DeviceMemory | None:
     try:
-        return CudaDeviceMemory(int(device.partition(":")[2]))
+        return DeviceMemory(int(device.partition(":")[2]))
     except StartError as error:
         _log.warning("batches on %s are not staged in page-locked memory: %s", device, error)
         return None
 
 
-def _why_not_staged(plain: bool) -> str:
-    if plain:
-        return "strings are not on the device"
-    return "there is no page-locked memory for its batches"
-
-
 def _to_ort(array: Array, spec: TensorSpec) -> Any:
     if spec.datatype.name == "BF16":
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _ONNX_BFLOAT16)
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, ONNX_BFLOAT16)
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 

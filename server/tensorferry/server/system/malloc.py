@@ -47,21 +47,8 @@ def give_back() -> None:
 class _Mallinfo(ctypes.Structure):
     """glibc's `struct mallinfo2`."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        )
-    ]
+    # Eight other sizes come first.
+    _fields_ = (("others", ctypes.c_size_t * 8), ("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t))
 
 
 def _free_bytes() -> int:

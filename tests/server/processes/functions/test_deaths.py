@@ -42,7 +42,7 @@ def test_a_lone_request_that_ends_its_process_is_refused_afterwards(
     process = started()
     with pytest.raises(ProcessDied, match=REFUSED) as caught:
         process.run(command(act))
-    assert (caught.value.how, caught.value.ended) == (how, False)
+    assert caught.value.reason == f"the process that ran it ended ({how})"
     assert f"it ended ({how}) while it ran one request (hash " in caplog.text
     with pytest.raises(RequestRefused, match=REFUSED):
         process.run(command(act))
@@ -170,9 +170,7 @@ def test_a_run_that_hangs_is_ended(started: Start, tmp_path: Path, hang: str) ->
     run = run_in_thread(lambda: process.run(command(f"{hang} {began}")))
     until(began.exists)
     process.end_runs()
-    error = run.exception(PATIENCE)
-    assert isinstance(error, ProcessDied)
-    assert error.ended
+    assert "was ended" in str(run.exception(PATIENCE))
     with pytest.raises(ProcessDied, match="was ended"):
         process.run(command("a"))
     process.allow_runs()

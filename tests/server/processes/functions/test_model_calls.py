@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,32 +19,23 @@ from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.serving import InvalidInput, calls_through
 
 Answer = Callable[[Mapping[str, Any]], dict[str, Any]]
+# Calls of the function `many`.
+_AT_ONCE = 40
 
 
 class Caller:
-    """A `ModelCaller` that answers on another thread."""
+    """A `ModelCaller` that answers on other threads."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
+        self._threads = ThreadPoolExecutor(_AT_ONCE)
         self.calls: list[tuple[Any, ...]] = []
-        self.futures: list[Future[dict[str, Any]]] = []
 
     def submit(
         self, model: str, version: str, inputs: Mapping[str, Any], timeout: float | None
     ) -> Future[dict[str, Any]]:
         self.calls.append((model, version, timeout))
-        future: Future[dict[str, Any]] = Future()
-        self.futures.append(future)
-        threading.Thread(target=self._complete, args=(future, inputs)).start()
-        return future
-
-    def _complete(self, future: Future[dict[str, Any]], inputs: Mapping[str, Any]) -> None:
-        # The end of a process cancels its calls.
-        assert future.set_running_or_notify_cancel()
-        try:
-            future.set_result(self._answer(inputs))
-        except BaseException as error:
-            future.set_exception(error)
+        return self._threads.submit(self._answer, inputs)
 
 
 def run(process: WorkerProcess, caller: Any) -> Any:
@@ -63,14 +54,14 @@ def test_a_call_gets_the_outputs_of_the_other_model(started: Start) -> None:
 
 
 def test_many_large_calls_wait_for_answers_at_the_same_time(started: Start) -> None:
-    answered = threading.Barrier(40)
+    answered = threading.Barrier(_AT_ONCE)
 
     def answer(inputs: Mapping[str, Any]) -> dict[str, Any]:
         # None is answered before the last one was sent.
         answered.wait(PATIENCE)
         return {"y": inputs["x"] * 2}
 
-    assert run(started("many"), Caller(answer)).tolist() == [2 * number for number in range(40)]
+    assert run(started("many"), Caller(answer)).tolist() == [2 * number for number in range(_AT_ONCE)]
 
 
 @pytest.mark.parametrize(
@@ -114,11 +105,15 @@ def test_without_a_caller_a_call_says_so(started: Start) -> None:
 
 
 def test_a_call_without_an_answer_is_cancelled_at_the_end_of_the_run(started: Start) -> None:
-    class Silent(Caller):
-        def _complete(self, future: Future[dict[str, Any]], inputs: Mapping[str, Any]) -> None:
-            pass
+    class Silent:
+        def __init__(self) -> None:
+            self.futures: list[Future[Any]] = []
 
-    caller = Silent(dict)
+        def submit(self, *call: Any) -> Future[Any]:
+            self.futures.append(Future())
+            return self.futures[-1]
+
+    caller = Silent()
     process = started("abandoned")
     # The process is in step with the server after it.
     assert [run(process, caller).tolist() for _ in range(2)] == [[0, 1, 2]] * 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +50,7 @@ def assert_equal(got: Any, expected: Any) -> None:
             assert type(one) is type(other)
             assert np.array_equal(one, other)
     else:
-        assert np.array_equal(got, expected)
+        assert got.tobytes() == expected.tobytes()
 
 
 def test_arrays_of_every_kind_arrive_unchanged(started: Start) -> None:
@@ -155,15 +153,6 @@ def test_a_start_that_fails_says_why(started: Start, model: str, message: str) -
     assert message in caught.value.reason
     assert "Traceback" not in str(caught.value)
     assert process.pid is None
-
-
-def test_a_process_needs_neither_grpc_nor_an_engine() -> None:
-    code = (
-        "import sys\n"
-        "import tensorferry.server.processes.functions.in_child\n"
-        "print([name for name in sys.modules if name.split('.')[0] in ('grpc', 'google', 'onnxruntime')])"
-    )
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
 
 
 def test_an_app_that_cannot_be_imported(started: Start, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from server.processes.functions.test_runs import assert_equal
 from support.server.rig import reproducible
 
 from tensorferry.server.processes.functions.arrays import ArrayMemory, create_memory
@@ -70,12 +71,7 @@ VALUES = st.recursive(
 def assert_same(got: Any, expected: Any) -> None:
     assert type(got) is type(expected)
     if isinstance(expected, np.ndarray):
-        assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
-        assert (
-            got.tobytes() == expected.tobytes()
-            if not got.dtype.hasobject
-            else got.tolist() == expected.tolist()
-        )
+        assert_equal(got, expected)
     elif isinstance(expected, dict):
         assert list(got) == list(expected)
         for name, value in expected.items():

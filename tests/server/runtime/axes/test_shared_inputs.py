@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 from google.protobuf import text_format
 from support.models.scaled import scaled, sometimes_mixing
-from support.models.small import node, save, value
-from support.server.rig import signature, spec
+from support.models.small import written
+from support.server.rig import Load, signature, spec
 
-from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.option_groups.batching import PadLengths
-from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.models.lifecycle.load_context import LoadContext
-from tensorferry.server.models.lifecycle.loader import load_model
-from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings
 from tensorferry.server.onnx.batching.shared_inputs import mixing_through_shared_inputs
 from tensorferry.server.runtime.session import Session
-
-
-def load(path: Path, config: str = "", **options: object) -> Model:
-    given = text_format.Parse(config, ModelConfig()) if config else None
-    return load_model(
-        ModelSource("m", path, config=given),
-        LoadContext(ServerConfig(models=(), **options)),  # type: ignore[arg-type]
-    )
 
 
 def test_which_signatures_have_a_batch_axis() -> None:
@@ -46,18 +34,14 @@ def test_which_signatures_have_a_batch_axis() -> None:
     assert signature(x, outputs=(spec("y", "FP32"),)).no_batch_axis_reason() == "output 'y' is a scalar"
 
 
-def test_a_model_with_shared_inputs_is_batched(tmp_path: Path) -> None:
-    model = load(scaled(tmp_path / "m.onnx"))
-    model.batcher.close()
+def test_a_model_with_shared_inputs_is_batched(load: Load) -> None:
+    model = load(scaled)
     assert model.batching.startswith("batches of up to 32 rows")
     assert [one.is_shape_tensor for one in model.config.input] == [False, True]
     # The completed configuration can be loaded again.
-    again = load(scaled(tmp_path / "m.onnx"), text_format.MessageToString(model.config))
-    again.batcher.close()
+    again = load(scaled, text_format.MessageToString(model.config))
     assert again.signature == model.signature
-    refused = load(sometimes_mixing(tmp_path / "mixing.onnx"))
-    refused.batcher.close()
-    assert refused.max_batch_size == 0
+    assert load(sometimes_mixing).max_batch_size == 0
 
 
 def test_the_batching_test_runs_several_values(tmp_path: Path) -> None:
@@ -88,19 +72,13 @@ def test_the_batching_test_runs_several_values(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_configurations_are_refused(tmp_path: Path, inputs: str, reason: str) -> None:
+def test_wrong_configurations_are_refused(load: Load, inputs: str, reason: str) -> None:
     with pytest.raises(StartError, match=reason):
-        load(scaled(tmp_path / "m.onnx"), f"max_batch_size: 8 input {inputs}")
+        load(scaled, f"max_batch_size: 8 input {inputs}")
 
 
-def test_a_model_with_shared_inputs_is_not_padded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = save(
-        tmp_path / "m.onnx",
-        [node("Mul", "x scale", "y")],
-        [value("x", dims=["n", "k"]), value("scale", dims=[])],
-        [value("y", dims=["n", "k"])],
-    )
-    model = load(path, pad_lengths=PadLengths("k", (4, 8)), pad_values=(("x", "0"),))
-    model.batcher.close()
+def test_a_model_with_shared_inputs_is_not_padded(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    text = "(float[n, k] x, float scale) => (float[n, k] y) { y = Mul (x, scale) }"
+    model = load(partial(written, text=text), pad_lengths=PadLengths("k", (4, 8)), pad_values=(("x", "0"),))
     assert model.padding is None
     assert "is not padded: it has an input without a batch axis" in caplog.text

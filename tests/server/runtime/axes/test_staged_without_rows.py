@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -17,32 +18,12 @@ from tensorferry.server.runtime.session import Session
 _FLOAT = np.dtype("<f4")
 
 
-class _Answers:
-    """Outcomes by request number."""
-
-    def __init__(self, count: int) -> None:
-        self.outcomes: dict[int, Outcome] = {}
-        self._completed = threading.Semaphore(0)
-        self._count = count
-
-    def completion(self, number: int) -> Any:
-        def complete(outcome: Outcome) -> None:
-            self.outcomes[number] = outcome
-            self._completed.release()
-
-        return complete
-
-    def await_all(self) -> None:
-        for _ in range(self._count):
-            assert self._completed.acquire(timeout=PATIENCE)
-
-
-def _request(number: int, others: dict[str, Any], answers: _Answers) -> Request:
+def _request(number: int, others: dict[str, Any], complete: Callable[[Outcome], None]) -> Request:
     x = np.full((2, 3), number, _FLOAT)
     arrays = {"x": x, **{name: np.asarray(array, _FLOAT) for name, array in others.items()}}
     return Request(
         tuple(Tensor(_FLOAT, array.shape, array.tobytes()) for array in arrays.values()),
-        answers.completion(number),
+        complete,
         names=tuple(arrays),
         rows=2,
         nbytes=1,
@@ -53,16 +34,15 @@ def _request(number: int, others: dict[str, Any], answers: _Answers) -> Request:
 
 def _answered(session: Session, given: list[dict[str, Any]]) -> list[Any]:
     assert session.staged is not None
-    answers = _Answers(len(given))
+    answered: list[SimpleQueue[Outcome]] = [SimpleQueue() for _ in given]
     # A batch runs once it is full, with two requests of one kind.
     with Batcher(session.staged, 4, 600.0, pipelined=True, steady=False) as batcher:
-        for number, others in enumerate(given):
-            batcher.enqueue(_request(number, others, answers))
-        answers.await_all()
+        for number, (others, answer) in enumerate(zip(given, answered, strict=True)):
+            batcher.enqueue(_request(number, others, answer.put))
+        outcomes = [answer.get(timeout=PATIENCE) for answer in answered]
         assert batcher.statistics().batches == len(given) / 2
-    for outcome in answers.outcomes.values():
-        assert outcome.error is None
-    return [answers.outcomes[number].outputs["y"].tolist() for number in range(len(given))]
+    assert not any(outcome.error for outcome in outcomes)
+    return [outcome.outputs["y"].tolist() for outcome in outcomes]
 
 
 def test_a_scalar_is_staged_beside_the_rows(tmp_path: Path, device: CountingDeviceMemory) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from polling import until
+from polling import PATIENCE, until
 from support.models import small
+from support.models.controlled import run_in_thread
 from support.server.cpu_as_device import CpuDeviceMemory
 
 from tensorferry.server.runtime.gpu import capture_lock
@@ -19,61 +19,32 @@ from tensorferry.server.runtime.gpu.cuda_graphs import GraphOptions
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 
-PATIENCE = 30.0
-
-
-class Holder(threading.Thread):
-    """Thread that holds a context until `release`."""
-
-    def __init__(self, context: AbstractContextManager[None]) -> None:
-        super().__init__(daemon=True)
-        self._context = context
-        self.entered, self._leave = threading.Event(), threading.Event()
-        self.error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            with self._context:
-                self.entered.set()
-                assert self._leave.wait(PATIENCE)
-        except BaseException as error:
-            self.error = error
-
-    def release(self) -> None:
-        self._leave.set()
-        self.join(PATIENCE)
-        assert self.error is None
-
 
 def test_a_capture_waits_for_users_and_blocks_new_ones() -> None:
     lock = CaptureLock(PATIENCE)
-    first = Holder(lock.using())
-    assert first.entered.wait(PATIENCE)
-    capture = Holder(lock.capturing())
+    first, capture, second = ExitStack(), ExitStack(), ExitStack()
+    first.enter_context(lock.using())
+    captures = run_in_thread(lambda: capture.enter_context(lock.capturing()))
     until(lambda: lock._capturing)
-    second = Holder(lock.using())
-    assert not capture.entered.is_set()
-    first.release()
-    assert capture.entered.wait(PATIENCE)
-    assert not second.entered.is_set()
-    capture.release()
-    assert second.entered.wait(PATIENCE)
-    second.release()
+    uses = run_in_thread(lambda: second.enter_context(lock.using()))
+    assert not captures.done()
+    first.close()
+    captures.result(PATIENCE)
+    assert not uses.done()
+    capture.close()
+    uses.result(PATIENCE)
+    second.close()
 
 
 @pytest.mark.parametrize("held_by", ["using", "capturing"])
 def test_a_capture_that_times_out_releases_the_lock(held_by: str) -> None:
     lock = CaptureLock(timeout=0.01)
-    hung = Holder(getattr(lock, held_by)())
-    assert hung.entered.wait(PATIENCE)
-    with pytest.raises(TimeoutError), lock.capturing():
-        pytest.fail("entered")
-    if held_by == "using":
-        other = Holder(lock.using())
-        assert other.entered.wait(PATIENCE)
-        other.release()
-    hung.release()
+    with getattr(lock, held_by)():
+        with pytest.raises(TimeoutError), lock.capturing():
+            pytest.fail("entered")
+        if held_by == "using":
+            with lock.using():
+                pass
     with lock.capturing():
         pass
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.server.cuda_runtime import Runtime, cudaError_t, cudaMemcpyKind, installed
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.runtime.gpu.pinned_memory import CudaDeviceMemory
+from tensorferry.server.runtime.gpu.pinned_memory import DeviceMemory
 
 
 @pytest.fixture
@@ -20,24 +20,18 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
 
 def test_each_thread_copies_on_its_own_stream(runtime: Runtime) -> None:
-    memory = CudaDeviceMemory(3)
-    failed: list[BaseException] = []
+    memory = DeviceMemory(3)
 
-    def use(memory: CudaDeviceMemory) -> None:
-        try:
-            host, there, back = memory.host(64), memory.device(64), memory.host(64)
-            ctypes.memset(host.address, 7, 64)
-            memory.load(there.address, host.address, 64)
-            memory.fetch(back.address, there.address, 60)
-            assert ctypes.string_at(back.address, 64) == b"\7" * 60 + b"\0" * 4
-        except BaseException as error:
-            failed.append(error)
+    def use(memory: DeviceMemory) -> None:
+        host, there, back = memory.host(64), memory.device(64), memory.host(64)
+        ctypes.memset(host.address, 7, 64)
+        memory.load(there.address, host.address, 64)
+        memory.fetch(back.address, there.address, 60)
+        assert ctypes.string_at(back.address, 64) == b"\7" * 60 + b"\0" * 4
 
     use(memory)
-    thread = threading.Thread(target=use, args=(memory,))
-    thread.start()
-    thread.join(30)
-    assert failed == []
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(use, memory).result()
     kinds = [kind for _, kind in runtime.kinds]
     assert kinds == [cudaMemcpyKind.cudaMemcpyHostToDevice, cudaMemcpyKind.cudaMemcpyDeviceToHost] * 2
     assert len({stream for stream, _ in runtime.kinds}) == 2
@@ -50,7 +44,7 @@ def test_each_thread_copies_on_its_own_stream(runtime: Runtime) -> None:
 
 
 def test_an_error_carries_its_name(runtime: Runtime) -> None:
-    memory = CudaDeviceMemory(3)
+    memory = DeviceMemory(3)
     runtime.error = cudaError_t.cudaErrorMemoryAllocation
     with pytest.raises(RuntimeError, match=r"^CUDA failure 2: cudaErrorMemoryAllocation$"):
         memory.device(64)
@@ -59,10 +53,10 @@ def test_an_error_carries_its_name(runtime: Runtime) -> None:
 def test_an_old_driver_is_reported(runtime: Runtime) -> None:
     runtime.error = cudaError_t.cudaErrorInsufficientDriver
     with pytest.raises(StartError, match="does not work here: CUDA failure 35: cudaErrorInsufficientDriver"):
-        CudaDeviceMemory(3)
+        DeviceMemory(3)
 
 
 def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(StartError, match="the package cuda-bindings is not installed"):
-        CudaDeviceMemory(0)
+        DeviceMemory(0)

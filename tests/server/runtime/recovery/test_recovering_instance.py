@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import math
+import queue
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from polling import until
+from support.models.controlled import run_in_thread
 from support.processes import models
 from support.server.rig import PATIENCE, Array
 
@@ -149,64 +151,56 @@ def test_a_model_is_down_when_all_its_instances_are() -> None:
     assert seen == [None, "second", "still", None, None]
 
 
+@pytest.fixture
+def watchdog() -> Iterator[Watchdog]:
+    watchdog = Watchdog(0.02)
+    yield watchdog
+    watchdog.close()
+
+
 def test_a_run_above_the_limit_is_ended_and_the_next_one_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy machine, a run may end later than it must in a server.
     monkeypatch.setattr(watchdog_module, "GRACE_SECONDS", PATIENCE)
     session = Session(models.probe(tmp_path / "probe.onnx"))
-    watchdog = Watchdog(0.05)
-    try:
-        health = InstanceHealth("m", "1")
-        recovering = instance(session, limits=RunLimits(watchdog, 0.05), health=health)
-        inputs: dict[str, Array] = {"x": np.ones((1, 4), np.float32), "index": np.zeros(1, np.int64)}
-        for _ in range(2):
-            with pytest.raises(RunTimedOut, match=r"longer than 0\.05 s, which --run-timeout-seconds"):
-                recovering.run({**inputs, "work": np.full(1, 100_000_000)})
-            assert session.run({**inputs, "work": np.zeros(1, np.int64)})["y"].tolist() == [[2.0] * 4]
-        assert health.statistics().events == {InstanceEvent.RUN_ENDED: 2}
-    finally:
-        watchdog.close()
+    health = InstanceHealth("m", "1")
+    recovering = instance(session, limits=RunLimits(watchdog, 0.05), health=health)
+    inputs: dict[str, Array] = {"x": np.ones((1, 4), np.float32), "index": np.zeros(1, np.int64)}
+    for _ in range(2):
+        with pytest.raises(RunTimedOut, match=r"longer than 0\.05 s, which --run-timeout-seconds"):
+            recovering.run({**inputs, "work": np.full(1, 100_000_000)})
+        assert session.run({**inputs, "work": np.zeros(1, np.int64)})["y"].tolist() == [[2.0] * 4]
+    assert health.statistics().events == {InstanceEvent.RUN_ENDED: 2}
 
 
-def test_a_run_that_does_not_end_is_given_up_until_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensorferry.server.runtime.recovery.watchdog.GRACE_SECONDS", 0.02)
+def test_a_run_that_does_not_end_is_given_up_until_it_returns(
+    watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog_module, "GRACE_SECONDS", 0.02)
     may_return = threading.Event()
-    changes: list[str | None] = []
-    health = InstanceHealth("m", "1", (1,), lambda changed: changes.append(changed.reason))
-    given_up: list[RunTimedOut] = []
-    gave_up = threading.Event()
-
-    def give_up(error: RunTimedOut) -> None:
-        given_up.append(error)
-        gave_up.set()
-
+    health = InstanceHealth("m", "1")
+    given_up: queue.SimpleQueue[RunTimedOut] = queue.SimpleQueue()
     session = Scripted(lambda: may_return.wait(PATIENCE) and {"y": 2})
-    watchdog = Watchdog(0.02)
-    try:
-        recovering = instance(session, limits=RunLimits(watchdog, 0.02), health=health)
-        recovering.on_hang(give_up)
-        results: list[Any] = []
-        thread = threading.Thread(target=lambda: results.append(recovering.run({})))
-        thread.start()
-        assert gave_up.wait(PATIENCE)
-        assert session.ended.is_set()
-        assert health.reason is not None
-        assert "the device hangs" in health.reason
-        assert health.statistics().events == {InstanceEvent.HUNG: 1}
-        may_return.set()
-        thread.join(PATIENCE)
-        assert results == [{"y": 2}]
-        # The later of the watchdog and the run marks the instance up.
-        watchdog.close()
-        assert health.reason is None
-        assert not session.ended.is_set(), "the next run is allowed"
-        assert len(given_up) == 1
-    finally:
-        watchdog.close()
+    recovering = instance(session, limits=RunLimits(watchdog, 0.02), health=health)
+    recovering.on_hang(given_up.put)
+    running = run_in_thread(lambda: recovering.run({}))
+    given_up.get(timeout=PATIENCE)
+    assert session.ended.is_set()
+    assert "the device hangs" in str(health.reason)
+    assert health.statistics().events == {InstanceEvent.HUNG: 1}
+    may_return.set()
+    assert running.result(PATIENCE) == {"y": 2}
+    # The later of the watchdog and the run marks the instance up.
+    watchdog.close()
+    assert health.reason is None
+    assert not session.ended.is_set(), "the next run is allowed"
+    assert given_up.empty()
 
 
-def test_a_rebuild_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rebuild_that_does_not_return_is_given_up(
+    watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watchdog_module, "REBUILD_SECONDS", 0.02)
     may_return, gave_up = threading.Event(), threading.Event()
     health = InstanceHealth("m", "1")
@@ -215,27 +209,22 @@ def test_a_rebuild_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPa
         assert may_return.wait(PATIENCE)
         return Scripted()
 
-    watchdog = Watchdog(0.02)
-    try:
-        recovering = instance(Scripted(raising(BROKEN)), rebuild, limits=RunLimits(watchdog), health=health)
-        recovering.on_hang(lambda error: gave_up.set())
-        with pytest.raises(InstanceFailed):
-            recovering.run({})
-        thread = threading.Thread(target=recovering.recover)
-        thread.start()
-        assert gave_up.wait(PATIENCE)
-        assert "not rebuilt" in str(health.reason)
-        may_return.set()
-        thread.join(PATIENCE)
-        watchdog.close()
-        assert health.reason is None
-        assert health.statistics().events == {
-            InstanceEvent.DEVICE_FAILED: 1,
-            InstanceEvent.HUNG: 1,
-            InstanceEvent.REBUILT: 1,
-        }
-    finally:
-        watchdog.close()
+    recovering = instance(Scripted(raising(BROKEN)), rebuild, limits=RunLimits(watchdog), health=health)
+    recovering.on_hang(lambda error: gave_up.set())
+    with pytest.raises(InstanceFailed):
+        recovering.run({})
+    recovery = run_in_thread(recovering.recover)
+    assert gave_up.wait(PATIENCE)
+    assert "not rebuilt" in str(health.reason)
+    may_return.set()
+    recovery.result(PATIENCE)
+    watchdog.close()
+    assert health.reason is None
+    assert health.statistics().events == {
+        InstanceEvent.DEVICE_FAILED: 1,
+        InstanceEvent.HUNG: 1,
+        InstanceEvent.REBUILT: 1,
+    }
 
 
 def test_a_rebuild_that_has_ended_is_not_given_up() -> None:
@@ -260,7 +249,7 @@ class Watched(WatchedRun):
     def __init__(self) -> None:
         self.meanwhile: Callable[[], None] = lambda: None
         self.calls: list[str] = []
-        super().__init__()
+        super().__init__(InstanceHealth(), 0, RunLimits())
 
     def begin(self, due: float) -> None:
         self._running, self._overdue = cast(Session, self), None
@@ -344,14 +333,10 @@ def test_a_run_that_ends_while_the_watchdog_says_that_it_is_overdue(hung: bool) 
     assert watched.calls == (["end", "allow"] if hung else [])
 
 
-def test_the_watchdog_keeps_no_instance_alive() -> None:
-    watchdog = Watchdog(PATIENCE)
-    try:
-        watched = Watched()
-        watchdog.watch(watched)
-        gone = weakref.ref(watched)
-        del watched
-        # The watchdog's thread may hold it for a moment.
-        until(lambda: gone() is None)
-    finally:
-        watchdog.close()
+def test_the_watchdog_keeps_no_instance_alive(watchdog: Watchdog) -> None:
+    watched = Watched()
+    watchdog.watch(watched)
+    gone = weakref.ref(watched)
+    del watched
+    # The watchdog's thread may hold it for a moment.
+    until(lambda: gone() is None)

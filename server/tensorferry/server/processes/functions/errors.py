@@ -23,15 +23,13 @@ class FunctionRaised(Exception):
 
 
 class ProcessDied(StepFailedError):
-    """The process ended while it ran the batch. `how`: with an exit status, or by a signal.
+    """The process ended while it ran the batch. `how`: with an exit status, by a signal, or by `end_runs` or `close`.
 
-    The message is for the client. `ended` is whether the server ended it, by `end_runs` or `close`.
+    The message is for the client.
     """
 
-    def __init__(self, message: str, how: str, *, ended: bool = False) -> None:
+    def __init__(self, message: str, how: str) -> None:
         super().__init__(message, f"the process that ran it ended ({how})")
-        self.how = how
-        self.ended = ended
 
 
 class RequestRefused(StepFailedError):

@@ -68,14 +68,12 @@ class FunctionChild(Child):
         """
         return self._run(inputs)[1]
 
-    def first_answer(self, inputs: Mapping[str, Array]) -> Any:
-        """Run a function that yields, and return its first answer; NO_MORE if there is none. Raises as `run` does."""
-        kind, answer = self._run(inputs)
-        return answer if kind == YIELDED else NO_MORE
+    def next_answer(self, inputs: Mapping[str, Array] | None) -> Any:
+        """Run a function that yields, and return its first answer, or without inputs the next one of the last run.
 
-    def next_answer(self) -> Any:
-        """Return the next answer; NO_MORE after the last one. Raises as `run` does."""
-        kind, answer = self._result_of(NEXT)
+        NO_MORE after the last one. Raises as `run` does.
+        """
+        kind, answer = self._result_of(NEXT) if inputs is None else self._run(inputs)
         return answer if kind == YIELDED else NO_MORE
 
     def end_answers(self) -> None:

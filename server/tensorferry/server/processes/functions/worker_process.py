@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -96,14 +97,7 @@ class WorkerProcess:
 
     def answers(self, inputs: Mapping[str, Array]) -> Answers:
         """Return the answers to one request, of a function that yields. Reading them raises as `run` does."""
-        return _ProcessAnswers(self, inputs)
-
-    def answer(
-        self, inputs: Mapping[str, Array], exchange: Callable[[FunctionChild], Any], *, first: bool
-    ) -> Any:
-        """Return what `exchange` returns, an answer to a request of these inputs. For `answers`."""
-        # After the first answer it must not run again.
-        return self._exchange(inputs, (), exchange, repeatable=first)
+        return _ProcessAnswers(inputs, partial(self._exchange, inputs, ()))
 
     def _exchange(
         self,
@@ -227,7 +221,7 @@ class WorkerProcess:
         return child.reap()
 
     def _ended(self) -> ProcessDied:
-        return ProcessDied("the process that ran the batch was ended", "ended by the server", ended=True)
+        return ProcessDied("the process that ran the batch was ended", "ended by the server")
 
     def _died(self, how: str, inputs: Mapping[str, Array], rows: Sequence[int]) -> ProcessDied:
         if len(rows) > 1:
@@ -257,31 +251,23 @@ class WorkerProcess:
 class _ProcessAnswers:
     """See `Answers`. `cancel` does nothing, because a process is sent nothing while it computes an answer."""
 
-    def __init__(self, process: WorkerProcess, inputs: Mapping[str, Array]) -> None:
-        self._process = process
-        self._inputs = inputs
-        self._begun = False
+    def __init__(self, inputs: Mapping[str, Array], exchange: Callable[..., Any]) -> None:
+        # None from the first answer on.
+        self._unsent: Mapping[str, Array] | None = inputs
+        self._exchange = exchange
         self._over = False
 
     def read(self) -> Any:
-        first, self._begun = not self._begun, True
-        try:
-            if first:
-                answer = self._process.answer(
-                    self._inputs, lambda child: child.first_answer(self._inputs), first=True
-                )
-            else:
-                answer = self._process.answer(self._inputs, FunctionChild.next_answer, first=False)
-        except BaseException:
-            self._over = True
-            raise
+        inputs, self._unsent, self._over = self._unsent, None, True
+        # After the first answer it must not run again.
+        answer = self._exchange(lambda child: child.next_answer(inputs), repeatable=inputs is not None)
         self._over = answer is NO_MORE
         return answer
 
     def close(self) -> None:
-        if self._begun and not self._over:
+        if self._unsent is None and not self._over:
             self._over = True
-            self._process.answer(self._inputs, FunctionChild.end_answers, first=False)
+            self._exchange(FunctionChild.end_answers, repeatable=False)
 
     def cancel(self) -> None:
         pass

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tensorferry.server.runtime.ort import onnxruntime
-from tensorferry.server.runtime.ort_options import OrtOptions, is_package
+from tensorferry.server.runtime.ort_options import OrtOptions
+from tensorferry.server.runtime.provider_packages import is_package
 from tensorferry.server.system.private_files import make_private_folder
 from tensorferry.server.system.threads import ThreadKind, new_thread
 

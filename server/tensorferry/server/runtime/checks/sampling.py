@@ -29,16 +29,13 @@ def random_inputs(
     Floats are standard normal. Integers and strings are 0 or 1, which are valid as indices, masks and categories.
     """
     generator = np.random.default_rng(seed)
-    return {spec.name: _random(spec, rows, size, sizes or {}, generator) for spec in signature.inputs}
-
-
-def _random(
-    spec: TensorSpec, rows: int, size: int, sizes: Mapping[str, int], generator: np.random.Generator
-) -> Array:
-    shape = tuple(dim if isinstance(dim, int) else sizes.get(dim, size) for dim in spec.dims)
-    if spec.dims and not isinstance(spec.dims[0], int):
-        shape = (rows, *shape[1:])
-    return random_array(spec, shape, generator)
+    arrays = {}
+    for spec in signature.inputs:
+        shape = tuple(dim if isinstance(dim, int) else (sizes or {}).get(dim, size) for dim in spec.dims)
+        if spec.dims and not isinstance(spec.dims[0], int):
+            shape = (rows, *shape[1:])
+        arrays[spec.name] = random_array(spec, shape, generator)
+    return arrays
 
 
 def random_array(spec: TensorSpec, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
@@ -93,17 +90,26 @@ def describe_difference(
     if not spec.is_float:
         wrong = int(np.count_nonzero(expected != got))
         return f"{wrong} of {expected.size} values differ" if wrong else ""
-    a, b = (as_float64(array, spec) for array in (expected, got))
-    finite = np.isfinite(a) & np.isfinite(b)
-    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+    found = greatest_difference(spec, expected, got)
+    if found is None:
         return "infinities or NaNs are at different positions"
-    if not finite.any():
-        return ""
-    scale = max(float(np.abs(a[finite]).max()), least_scale)
-    worst = float(np.abs(a[finite] - b[finite]).max())
+    worst, scale = found[0], max(found[1], least_scale)
     if worst <= max(TOLERANCE[spec.datatype.name], precision) * scale + noise:
         return ""
     return f"by {worst:.3g}, its values reach {scale:.3g}"
+
+
+def greatest_difference(spec: TensorSpec, expected: Array, got: Array) -> tuple[float, float] | None:
+    """Return the greatest difference of floats of one shape, and the greatest magnitude of `expected`.
+
+    Both are of finite values, 0 without any. None if infinities or NaNs are at different positions.
+    """
+    a, b = (as_float64(array, spec) for array in (expected, got))
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return None
+    a, b = a[finite], b[finite]
+    return float(np.abs(a - b).max(initial=0.0)), float(np.abs(a).max(initial=0.0))
 
 
 def as_float64(array: Array, spec: TensorSpec) -> Array:

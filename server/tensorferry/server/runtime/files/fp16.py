@@ -6,7 +6,7 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.onnx.graph.model_file import all_nodes, tensors_in
 from tensorferry.server.onnx.graph.rewriting.free_rows import write_freed
-from tensorferry.server.runtime.checks.sampling import Array, as_float64, random_inputs
+from tensorferry.server.runtime.checks.sampling import Array, Run, greatest_difference
 from tensorferry.server.runtime.files.load_remedies import remedy_for
 from tensorferry.server.runtime.files.op_libraries import OWN_DOMAINS, OpLibrary, register
 from tensorferry.server.runtime.ort import onnxruntime, ort_message
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tensorferry.server")
 
-Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
-
-# Number of random inputs that are compared, in addition to the samples in the model's configuration.
-_RANDOM_INPUTS = 3
 # For `ModelFile.changes`.
 _REWRITTEN = ("rewritten with a variable batch axis", "--batching-rewrite false serves it as it is")
 IN_FP16 = (
@@ -57,11 +54,11 @@ class ModelFile:
 
     def session(self, device: str, settings: OrtOptions) -> Session:
         """Create a session. StartError as for Session, with the name of the model's own file."""
-        if self.path == self.source:
-            return Session(self.path, device, settings)
         try:
             return Session(self.path, device, settings)
         except StartError as error:
+            if self.path == self.source:
+                raise
             reason = str(error).removeprefix(f"{self.path}: ").replace(str(self.path), str(self.source))
             what, cure = self.changes
             raise StartError(f"{self.source}: {what}, {reason}; {cure}") from error
@@ -114,10 +111,11 @@ def convert_to_fp16(source: Path, fp16: Fp16, folder: Path, libraries: Sequence[
         ) from None
     try:
         model = _read_model(source, libraries)
-        if not any(tensor.data_type == onnx.TensorProto.FLOAT for tensor in _weight_tensors(model.graph)):
+        if not any(tensor.data_type == onnx.TensorProto.FLOAT for tensor in tensors_in(model)):
             _log.warning("%s has no weights in FP32: it is served without conversion", source)
             return ModelFile(source, source)
-        known = {name for node in _nodes(model.graph) for name in (node.op_type, node.name)}
+        nodes = list(all_nodes(model.graph.node))
+        known = {name for node in nodes for name in (node.op_type, node.name)}
         for name in fp16.excepted:
             if name not in known:
                 _log.warning("%s has no operator or node %r: the name has no effect", source, name)
@@ -128,7 +126,7 @@ def convert_to_fp16(source: Path, fp16: Fp16, folder: Path, libraries: Sequence[
             op_block_list=[
                 *converter.DEFAULT_OP_BLOCK_LIST,
                 *fp16.excepted,
-                *{node.op_type for node in _nodes(model.graph) if _is_custom(node)},
+                *{node.op_type for node in nodes if _is_custom(node)},
             ],
             node_block_list=list(fp16.excepted),
         )
@@ -164,7 +162,7 @@ def _read_model(source: Path, libraries: Sequence[OpLibrary]) -> onnx.ModelProto
     if model.functions:
         # The converter ignores functions.
         model = inline_local_functions(model)
-    for node in _nodes(model.graph):
+    for node in all_nodes(model.graph.node):
         _as_tensor(node)
     # Weights that are also listed as inputs (by old exporters) would stay in FP32.
     weights = {tensor.name for tensor in model.graph.initializer}
@@ -232,24 +230,6 @@ def _as_tensor(node: onnx.NodeProto) -> None:
             attribute.CopyFrom(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(array)))
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _nodes(inner)
-
-
-def _weight_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for node in _nodes(graph):
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            if attribute.HasField("g"):
-                yield from attribute.g.initializer
-
-
 def check_accuracy(
     name: str,
     signature: Signature,
@@ -310,35 +290,11 @@ def check_accuracy(
         _log.log(level, "model %s in FP16: %.2g %% of output %s differ from FP32", name, 100 * share, output)
 
 
-def accuracy_inputs(
-    signature: Signature,
-    rows: int,
-    size: int | None,
-    sizes: Mapping[str, int],
-    given: Sequence[Mapping[str, Array]],
-) -> Sequence[Mapping[str, Array]]:
-    """Return the inputs to compare: the given samples, and random inputs if a size is known (see `random_inputs`)."""
-    drawn = (
-        []
-        if size is None
-        else [random_inputs(signature, rows, size, seed, sizes) for seed in range(_RANDOM_INPUTS)]
-    )
-    return [*given, *drawn]
-
-
 def _relative_difference(spec: TensorSpec, expected: Array, got: Array) -> float:
     """Return the relative difference of floats, or the share of other values that differ; inf if not comparable."""
     if expected.shape != got.shape:
         return math.inf
     if not spec.is_float:
         return float(np.count_nonzero(expected != got)) / max(1, expected.size)
-    a, b = (as_float64(array, spec) for array in (expected, got))
-    finite = np.isfinite(a)
-    if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(
-        a[~finite], b[~finite], equal_nan=True
-    ):
-        return math.inf
-    if not finite.any():
-        return 0.0
-    scale = float(np.abs(a[finite]).max()) or 1.0
-    return float(np.abs(a[finite] - b[finite]).max()) / scale
+    found = greatest_difference(spec, expected, got)
+    return math.inf if found is None else found[0] / (found[1] or 1.0)

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tensorferry.batcher.learning.paying_rows import powers_of_two
-from tensorferry.server.errors import StartError
+from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.errors import ModelConfigError, StartError
 from tensorferry.server.runtime.gpu.tensor_layout import Shape
 from tensorferry.server.signature import Signature
 
@@ -32,6 +33,27 @@ class GraphOptions:
 
     specs: tuple[GraphSpec, ...] = ()
     required: bool = False
+
+
+def requested_graphs(config: ModelConfig) -> GraphOptions | None:
+    """Return the graphs that a configuration requests; None if it requests none. ModelConfigError for a size below 1."""
+    cuda = config.optimization.cuda
+    if not cuda.graphs:
+        return None
+    for spec in cuda.graph_spec:
+        if spec.batch_size < 0 or any(dim < 1 for shape in spec.input.values() for dim in shape.dim):
+            raise ModelConfigError(
+                f"model {config.name!r}: a graph_spec of optimization.cuda has batch_size {spec.batch_size} and inputs "
+                f"{ {name: list(shape.dim) for name, shape in spec.input.items()} }; sizes must be at least 1, and "
+                "batch_size is left out for a model without batch axis"
+            )
+    specs = [
+        GraphSpec(
+            spec.batch_size, tuple((name, tuple(shape.dim)) for name, shape in sorted(spec.input.items()))
+        )
+        for spec in cuda.graph_spec
+    ]
+    return GraphOptions(tuple(dict.fromkeys(specs)), required=True)
 
 
 class CapturedShapes:

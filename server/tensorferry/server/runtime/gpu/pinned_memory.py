@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from tensorferry.server.errors import StartError
 from tensorferry.server.runtime.gpu import capture_lock
@@ -24,32 +24,13 @@ class MemoryBlock:
         weakref.finalize(self, free).atexit = False
 
 
-class DeviceMemory(Protocol):
-    """Allocator of one device, and copies to and from it. Every method is thread-safe.
+class DeviceMemory:
+    """Allocator of a CUDA device, and copies to and from it. StartError says what is missing if the device cannot be used.
 
-    A copy is complete when the call returns. The GIL is released meanwhile.
+    Every method is thread-safe. A copy is complete when the call returns. The GIL is released meanwhile.
     """
 
-    # ONNX Runtime's names for the device of `device` blocks.
-    device_type: str
-    device_id: int
-
-    def host(self, nbytes: int) -> MemoryBlock:
-        """Allocate host memory that the device can copy from and to directly."""
-
-    def device(self, nbytes: int) -> MemoryBlock:
-        """Allocate device memory."""
-
-    def load(self, target: int, source: int, nbytes: int) -> None:
-        """Copy from the host address `source` to the device address `target`."""
-
-    def fetch(self, target: int, source: int, nbytes: int) -> None:
-        """Copy from the device address `source` to the host address `target`."""
-
-
-class CudaDeviceMemory:
-    """Memory of a CUDA device. StartError says what is missing if the device cannot be used."""
-
+    # ONNX Runtime's name for the device of `device` blocks.
     device_type = "cuda"
 
     def __init__(self, device_id: int) -> None:
@@ -69,7 +50,7 @@ class CudaDeviceMemory:
             raise StartError(f"the CUDA runtime of cuda-bindings does not work here: {error}") from None
 
     def host(self, nbytes: int) -> MemoryBlock:
-        """Allocate page-locked memory."""
+        """Allocate page-locked memory, which the device can copy from and to directly."""
         self._stream()
         with capture_lock.CUDA.using():
             address = int(self._done(self._cuda.cudaHostAlloc(nbytes, self._cuda.cudaHostAllocPortable)))
@@ -95,11 +76,11 @@ class CudaDeviceMemory:
         return MemoryBlock(handle, 0, lambda: cuda.cudaStreamDestroy(handle))
 
     def load(self, target: int, source: int, nbytes: int) -> None:
-        """Copy on the calling thread's stream."""
+        """Copy from the host address `source` to the device address `target`, on the calling thread's stream."""
         self._copy(target, source, nbytes, self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice)
 
     def fetch(self, target: int, source: int, nbytes: int) -> None:
-        """Copy on the calling thread's stream."""
+        """Copy from the device address `source` to the host address `target`, on the calling thread's stream."""
         self._copy(target, source, nbytes, self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost)
 
     def _copy(self, target: int, source: int, nbytes: int, kind: Any) -> None:

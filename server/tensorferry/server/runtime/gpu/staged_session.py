@@ -18,20 +18,18 @@ Array = npt.NDArray[Any]
 class StagedSession:
     """`StagedModel` of a session. A batch in its staging buffers runs step by step, any other at once by `run`.
 
-    `compute` runs a loaded batch. `failed` converts an exception of a step into the batcher's.
+    `failed` converts an exception of a step into the batcher's.
     """
 
     def __init__(
         self,
         signature: Signature,
         staging: StagingBuffers,
-        compute: Callable[[StagingBuffers, StagedBatch], StagedBatch],
         run: Callable[[Mapping[str, Array]], dict[str, Array]],
         failed: Callable[[Exception], Exception],
     ) -> None:
         self._dtypes = {spec.name: spec.datatype.storage for spec in signature.inputs}
         self._staging = staging
-        self._compute = compute
         self._run = run
         self._failed = failed
 
@@ -56,7 +54,7 @@ class StagedSession:
         if not isinstance(batch, StagedBatch) or batch.slot is None:
             return self._run(batch)
         try:
-            return self._compute(self._staging, batch)
+            return self._staging.compute_or_repeat(batch)
         except Exception as error:
             raise self._failed(error) from error
 

@@ -15,11 +15,13 @@ from __future__ import annotations
 import ctypes
 import logging
 import math
+import re
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -33,6 +35,7 @@ from tensorferry.server.runtime.gpu.tensor_layout import (
     TensorPlacement,
     tensor_layout_for,
 )
+from tensorferry.server.runtime.ort import ort_message
 from tensorferry.server.signature import Signature, TensorSpec
 
 _log = logging.getLogger("tensorferry.server")
@@ -40,7 +43,7 @@ _log = logging.getLogger("tensorferry.server")
 Array = npt.NDArray[Any]
 
 # Limit for one session, on the host and on the device each.
-MAX_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 # Limit for cached layouts, and for cached bindings of a slot.
 _MAX_CACHED_SHAPES = 256
 
@@ -176,23 +179,24 @@ class StagedBatch(dict[str, Array]):
 class StagingBuffers:
     """Memory of one session's batches, and their steps. Thread-safe, but one thread at a time per batch.
 
-    `run` runs a binding, either directly (None) or as the captured graph with that number.
+    `path` is the model's file, for messages. `run` runs a binding, either directly (None) or as the captured graph with that number.
     """
 
     def __init__(
         self,
+        path: Path,
         signature: Signature,
         memory: DeviceMemory,
         binding: Callable[[], Any],
         run: Callable[[Any, int | None], None],
-        max_bytes: int = MAX_BYTES,
     ) -> None:
+        self._path = path
         self._signature = signature
         self._memory = memory
         self._binding = binding
         self._run = run
-        self._host = BufferPool(memory.host, max_bytes)
-        self._device = BufferPool(lambda nbytes: DeviceSlot(memory.device(nbytes)), max_bytes)
+        self._host = BufferPool(memory.host, _MAX_BYTES)
+        self._device = BufferPool(lambda nbytes: DeviceSlot(memory.device(nbytes)), _MAX_BYTES)
         self._layouts: dict[tuple[Any, ...], BatchLayout | None] = {}
         self._outputs_known = True
         self._captured_shapes: CapturedShapes | None = None
@@ -251,6 +255,28 @@ class StagingBuffers:
             raise
         return True
 
+    def compute_or_repeat(self, batch: StagedBatch) -> StagedBatch:
+        """Run the model on a loaded batch. Return the batch to fetch, which is another one if the run had to be repeated."""
+        try:
+            self.compute(batch)
+            return batch
+        except Exception as error:
+            if not batch.layout.outputs or not re.search("shape|dimension", str(error)):
+                raise
+            # The file may declare a wrong shape for an output.
+            again = self.place_copies(batch, outputs=False)
+            if again is None or not self.load(again):
+                raise
+            self.compute(again)
+            self._outputs_known = False
+            self._layouts.clear()
+            _log.warning(
+                "%s declares wrong shapes for its outputs, so their memory is not allocated in advance: %s",
+                self._path,
+                ort_message(error),
+            )
+            return again
+
     def compute(self, batch: StagedBatch) -> None:
         """Run the model on a loaded batch."""
         assert batch.slot is not None
@@ -298,11 +324,6 @@ class StagingBuffers:
         finally:
             self._release(batch)
         return {spec.name: outputs[spec.name] for spec in self._signature.outputs}
-
-    def forget_outputs(self) -> None:
-        """Treat all outputs' shapes as unknown, because the model does not keep to the shapes that it declares."""
-        self._outputs_known = False
-        self._layouts.clear()
 
     def place_copies(self, inputs: Mapping[str, Array], *, outputs: bool = True) -> StagedBatch | None:
         """Return memory for a batch with copies of these inputs; None if there is none."""

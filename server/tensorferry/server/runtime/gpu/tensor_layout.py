@@ -11,7 +11,7 @@ from tensorferry.server.signature import Signature, TensorSpec
 
 # CUDA aligns its own allocations to this many bytes, and kernels rely on it.
 _ALIGNMENT = 256
-_ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
+ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
 
 Shape = tuple[int, ...]
 
@@ -32,7 +32,7 @@ class TensorPlacement:
     @property
     def element_type(self) -> Any:
         """Element type in the form that ONNX Runtime takes."""
-        return _ONNX_BFLOAT16 if self.spec.datatype.name == "BF16" else self.spec.datatype.storage
+        return ONNX_BFLOAT16 if self.spec.datatype.name == "BF16" else self.spec.datatype.storage
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ outside every lock.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -49,7 +48,6 @@ class RecoveringInstance(WatchedRun):
         index: int,
         limits: RunLimits = RunLimits(),  # noqa: B008 (frozen)
     ) -> None:
-        super().__init__()
         # None while it is broken. Written by the running thread, or by `recover` while nothing runs.
         self._session: Session | None = session
         # The session's staged form, if it has one.
@@ -57,20 +55,9 @@ class RecoveringInstance(WatchedRun):
         # Fixed when the model is loaded: decides whether the batcher uses staged runs for this instance.
         self.staged = self.steps is not None
         self._rebuild = rebuild
-        self._health = health
-        self._index = index
-        self._limit = limits.run_seconds or math.inf
-        self._rebuild_limit = limits.rebuild_seconds
         self._where = f"model {health.name} version {health.version}, instance {index} on {session.device}"
         self._tries = 0
-        self._began = 0.0
-        self._give_up: Callable[[RunTimedOut], None] = lambda error: None
-        if limits.watchdog is not None:
-            limits.watchdog.watch(self)
-
-    def on_hang(self, give_up: Callable[[RunTimedOut], None]) -> None:
-        """Set the function to call if a run or a rebuild does not end even after it was asked to."""
-        self._give_up = give_up
+        super().__init__(health, index, limits)
 
     def run(self, inputs: Mapping[str, Array], steps: StagedModel | None = None) -> Any:
         """Run the model once, as `Session.run` does. `inputs` is a batch loaded by `steps`, if those are given.

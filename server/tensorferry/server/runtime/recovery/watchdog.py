@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from tensorferry.batcher import RunTimedOut
 from tensorferry.batcher.supervision import RestartBackoff
+from tensorferry.server.runtime.recovery.instance_health import InstanceHealth
 from tensorferry.server.system.threads import ThreadKind, new_thread
 
 _log = logging.getLogger("tensorferry.server")
@@ -41,14 +45,19 @@ class Interruptible(Protocol):
 
 
 class WatchedRun(ABC):
-    """Current run of one instance, and its limit; a base class. One thread at a time runs, the watchdog checks.
+    """Current run of the instance `index` of a model, and its limit; a base class. One thread at a time runs, the watchdog checks.
 
     A run costs no lock. The running thread sets `_running` and `_overdue` and then `_due` when a run begins, and `_due`
     to None when it ends. After that it looks at `_overdue`, and calls `finish` if that is set. The watchdog sets
     `_overdue` before it looks at `_due` once more: so at least one of them sees that the run is over.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, health: InstanceHealth, index: int, limits: RunLimits) -> None:
+        self._health = health
+        self._index = index
+        self._limit = limits.run_seconds or math.inf
+        self._rebuild_limit = limits.rebuild_seconds
+        self._give_up: Callable[[RunTimedOut], None] = lambda error: None
         # Held while an overdue run is asked to end or permitted to go on: otherwise a late `end_runs` could end the
         # next run. Guards `_hung_at`, and `_overdue` of a run that is overdue.
         self._lock = threading.Lock()
@@ -60,6 +69,14 @@ class WatchedRun(ABC):
         self._running: Interruptible | None = None
         # When a run that was asked to end counts as hung.
         self._hung_at = 0.0
+        # When the run began, for the log.
+        self._began = 0.0
+        if limits.watchdog is not None:
+            limits.watchdog.watch(self)
+
+    def on_hang(self, give_up: Callable[[RunTimedOut], None]) -> None:
+        """Set the function to call if a run or a rebuild does not end even after it was asked to."""
+        self._give_up = give_up
 
     def finish(self) -> Overdue | None:
         """Finish a run, permit the next one, and return whether this one was overdue."""
