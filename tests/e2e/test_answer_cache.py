@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,14 +63,8 @@ def x(value: float) -> Mapping[str, Any]:
     return {"x": np.array([value], np.float32)}
 
 
-def page(server: ServerProcess, name: str) -> str:
-    address = server.ready["metrics"].replace("/metrics", f"/{name}")
-    with urllib.request.urlopen(address) as found:
-        return str(found.read().decode())
-
-
 def caches(server: ServerProcess) -> Mapping[str, Any]:
-    return {model["name"]: model["cache"] for model in json.loads(page(server, "status.json"))["models"]}
+    return {name: model["cache"] for name, model in server.statuses().items()}
 
 
 def test_models_that_give_equal_answers_keep_them(transport: str, tmp_path: Path) -> None:
@@ -92,7 +84,7 @@ def test_models_that_give_equal_answers_keep_them(transport: str, tmp_path: Path
                 assert (answers[2:] == [answers[0]] * 2) == (name != "impure"), name
             statistics = client.statistics("pure")[0]
         found = caches(server)
-        metrics = page(server, "metrics")
+        metrics = server.page()
     log = "".join(server.log)
     for name in ("pure", "both"):
         assert (found[name]["hits"], found[name]["misses"], found[name]["rows"]) == (2, 2, 2)

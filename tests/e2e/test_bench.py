@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from e2e.fixtures import Serve
-from support.processes.server import ServerProcess, command, environment
+from support.processes.server import ServerProcess, run_command
 
 from serving.measure import Bench
 from serving.processes import Cores
@@ -18,7 +17,6 @@ from serving.run import cache_folder
 from serving.servers import TRITON, servers
 from serving.workloads import WORKLOADS, write_models
 
-_SECONDS = 100
 # Seconds of a measurement. The next one is tried if a pause of the machine spoilt the one before.
 _DURATIONS = (0.3, 2, 8)
 
@@ -26,8 +24,7 @@ _DURATIONS = (0.3, 2, 8)
 def bench(*arguments: object, folder: Path) -> tuple[dict[str, Any], str]:
     """Run the command; return the contents of its file, and its output. It fails only if no request was answered."""
     path = folder / "results.json"
-    words = [*command("bench", *map(str, arguments)), "--json", str(path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, env=environment())
+    done = run_command("bench", *arguments, "--json", path)
     results: dict[str, Any] = json.loads(path.read_text())
     answered = any(step["answered"] for step in results["steps"])
     assert done.returncode == (0 if answered else 1), done.stdout + done.stderr
@@ -122,23 +119,6 @@ def test_a_trace_from_the_servers_own_access_log(
     assert step["answered"] == recorded["steps"][0]["answered"] + 1
     assert step["rows"] == 2 * step["answered"]
     assert printed.splitlines()[1].split()[0] == "trace"
-
-
-def test_failures_are_counted_by_code(plain: ServerProcess, tmp_path: Path) -> None:
-    options = ["--concurrency", 2, "--requests", 20, "--parameter", "timeout=1"]
-    # The probe fails before the load begins.
-    words = command("bench", plain.address, "digits", *map(str, options))
-    done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, env=environment())
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "DEADLINE_EXCEEDED" in done.stderr
-    # Streams are not probed.
-    results, printed = bench(plain.address, "digits", *options, "--stream", folder=tmp_path)
-    (step,) = results["steps"]
-    assert step["answered"] == 0
-    assert [error["code"] for error in step["errors"]] == ["DEADLINE_EXCEEDED"]
-    assert step["failed"] == step["errors"][0]["count"] == 20
-    assert "× DEADLINE_EXCEEDED, the first:" in printed
 
 
 @pytest.mark.skipif(

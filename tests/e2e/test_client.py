@@ -11,8 +11,8 @@ import pytest
 from e2e.fixtures import Serve
 from e2e.test_metrics import scrape_until
 from support.processes.faulty import HANG
-from support.processes.probe import TABLE_ERROR
-from support.processes.server import ServerProcess, command, environment
+from support.processes.probe import TABLE_ERROR, inputs
+from support.processes.server import ServerProcess, run_command
 
 from tensorferry.client import (
     DeadlineExceeded,
@@ -28,14 +28,6 @@ from tensorferry.client import (
 )
 
 
-def probe(tag: int, index: int = 0, work: int = 0) -> dict[str, object]:
-    return {
-        "x": np.full((1, 4), tag, np.float32),
-        "index": np.array([index]),
-        "work": np.array([work]),
-    }
-
-
 def test_infer_submit_and_errors(plain: ServerProcess) -> None:
     server = plain
     with InferenceClient(server.address) as client:
@@ -43,21 +35,21 @@ def test_infer_submit_and_errors(plain: ServerProcess) -> None:
         assert client.is_ready()
         assert client.is_model_ready("probe")
         assert not client.is_model_ready("other")
-        result = client.infer("probe", probe(7, index=3), request_id="a", parameters={"explain": True})
+        result = client.infer("probe", inputs(7, index=3), request_id="a", parameters={"explain": True})
         np.testing.assert_array_equal(result["y"], np.full((1, 4), 17))
         assert (result.id, result.model_name, result.model_version) == ("a", "probe", "1")
         assert result.parameters["batch_rows"] == 1
-        futures = [client.submit("probe", probe(tag)) for tag in range(100)]
+        futures = [client.submit("probe", inputs(tag)) for tag in range(100)]
         for tag, future in enumerate(futures):
             np.testing.assert_array_equal(future.result(30)["y"], np.full((1, 4), 2 * tag))
         with pytest.raises(InvalidInput, match=r"expects FP32"):
-            client.infer("probe", {**probe(1), "x": np.ones((1, 4))})
+            client.infer("probe", {**inputs(1), "x": np.ones((1, 4))})
         with pytest.raises(NotFound):
-            client.infer("other", probe(1))
+            client.infer("other", inputs(1))
         with pytest.raises(Internal, match="Gather node"):
-            client.infer("probe", probe(1, index=99))
+            client.infer("probe", inputs(1, index=99))
         with server.standing_still(), pytest.raises(DeadlineExceeded):
-            client.infer("probe", probe(1), timeout=0.2)
+            client.infer("probe", inputs(1), timeout=0.2)
     with InferenceClient(server.address, check=False) as client, pytest.raises(InvalidArgument):
         client.infer("probe", {"x": np.ones((1, 4), np.float32)})
 
@@ -65,7 +57,7 @@ def test_infer_submit_and_errors(plain: ServerProcess) -> None:
 @pytest.mark.parametrize("ordered", [False, True], ids=["completion", "request"])
 def test_stream(plain: ServerProcess, ordered: bool) -> None:
     requests = (
-        StreamRequest(probe(tag, index=99 if tag == 57 else 0), request_id=str(tag)) for tag in range(300)
+        StreamRequest(inputs(tag, index=99 if tag == 57 else 0), request_id=str(tag)) for tag in range(300)
     )
     with InferenceClient(plain.address) as client:
         outcomes = list(client.stream("probe", requests, ordered=ordered, timeout=60, on_error="yield"))
@@ -94,7 +86,7 @@ def test_results_come_as_they_finish(serve_faulty: Serve, tmp_path: Path) -> Non
 
     with InferenceClient(server.address, check=False) as client, ThreadPoolExecutor(1) as consumer:
         wrong = StreamRequest({"x": np.ones((1, 4), np.float32)}, request_id="wrong")
-        slow = StreamRequest({**probe(1), "x": np.full((1, 4), HANG, np.float32)}, request_id="slow")
+        slow = StreamRequest({**inputs(1), "x": np.full((1, 4), HANG, np.float32)}, request_id="slow")
         both = [slow, wrong]
         outcomes = client.stream("probe", both, timeout=60, on_error="yield")
         assert name(next(outcomes)) == "wrong"
@@ -112,23 +104,17 @@ def test_results_come_as_they_finish(serve_faulty: Serve, tmp_path: Path) -> Non
 async def test_asyncio(plain: ServerProcess) -> None:
     async with aio.InferenceClient(plain.address) as client:
         assert await client.is_ready()
-        result = await client.infer("probe", probe(5))
+        result = await client.infer("probe", inputs(5))
         np.testing.assert_array_equal(result["y"], np.full((1, 4), 10))
         seen = []
-        async for result in client.stream("probe", (probe(tag) for tag in range(50)), ordered=True):
+        async for result in client.stream("probe", (inputs(tag) for tag in range(50)), ordered=True):
             seen.append(float(result["y"][0, 0]))
         assert seen == [2.0 * tag for tag in range(50)]
 
 
 def test_the_shell(plain: ServerProcess, tmp_path: Path) -> None:
     def shell(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command(*arguments, "--target", plain.address),
-            capture_output=True,
-            text=True,
-            env=environment(),
-            timeout=60,
-        )
+        return run_command(*arguments, "--target", plain.address)
 
     assert "digits" in shell("models").stdout
     described = shell("describe", "digits").stdout
@@ -144,15 +130,3 @@ def test_the_shell(plain: ServerProcess, tmp_path: Path) -> None:
     assert wrong.returncode == 1
     assert "other" in wrong.stderr
     assert "Traceback" not in wrong.stderr
-
-
-def test_the_command_without_a_server_fails_in_one_line() -> None:
-    result = subprocess.run(
-        command("models", "--target", "127.0.0.1:1", "--timeout", "5"),
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=60,
-    )
-    assert result.returncode == 1
-    assert len(result.stderr.strip().splitlines()) == 1

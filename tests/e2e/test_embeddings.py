@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import tritonclient.grpc as triton
 from docs.conftest import Place
 from docs.running import PYTHON, execute
 from support.models.minilm import Reference
@@ -132,14 +131,6 @@ def test_requests_of_different_lengths_share_a_padded_batch(server: ServerProces
             if max(int(result.parameters["batch_rows"]) for result in results) > 1:
                 return
     pytest.fail("200 requests, none of which shared a batch")
-
-
-def test_tritonclient_gets_the_vectors(server: ServerProcess, expected: Array) -> None:
-    given = triton.InferInput("text", [len(TEXTS)], "BYTES")
-    given.set_data_from_numpy(column(*TEXTS))
-    with triton.InferenceServerClient(server.address) as client:
-        vectors = client.infer("embed", [given]).as_numpy("embedding")
-    np.testing.assert_allclose(vectors, expected, atol=TOLERANCE)
 
 
 def grpcurl(server: ServerProcess, model: str, *inputs: dict[str, Any]) -> Any:

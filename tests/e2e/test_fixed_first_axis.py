@@ -16,21 +16,14 @@ from tensorferry.client import InferenceClient
 def convolution(path: Path, factor: float = 1.0) -> Path:
     """x [1, 1, 6, 6] → y [1, 4], by a Reshape to one row; its weights are in another file."""
     generator = np.random.default_rng(3)
-    small.save(
+    small.written(
         path,
-        [
-            small.node("Conv", "x k", "c"),
-            small.node("Relu", "c", "r"),
-            small.node("Reshape", "r flat", "f"),
-            small.node("MatMul", "f w", "y"),
-        ],
-        [small.value("x", dims=[1, 1, 6, 6])],
-        [small.value("y", dims=[1, 4])],
-        {
-            "k": generator.standard_normal((2, 1, 3, 3)).astype(np.float32),
-            "flat": np.array([1, 32]),
-            "w": (factor * generator.standard_normal((32, 4))).astype(np.float32),
-        },
+        """(float[1, 1, 6, 6] x) => (float[1, 4] y) {
+            c = Conv (x, k) r = Relu (c) f = Reshape (r, flat) y = MatMul (f, w)
+        }""",
+        k=generator.standard_normal((2, 1, 3, 3)).astype(np.float32),
+        flat=np.array([1, 32]),
+        w=(factor * generator.standard_normal((32, 4))).astype(np.float32),
     )
     onnx.save(onnx.load(path), path, save_as_external_data=True, size_threshold=64, location="own.weights")
     return path

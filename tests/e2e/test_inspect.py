@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from conformance.cured import cured_models, saved
 from conformance.exported import exported
 from e2e.fixtures import Serve
 from support.models import mixing, small
-from support.processes.server import command, environment
+from support.processes.server import run_command
 
 from tensorferry.client import InferenceClient
 
@@ -36,14 +35,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def inspected(files: list[Path]) -> dict[str, Any]:
     """The verdict of the command on each."""
-    done = subprocess.run(
-        command("inspect", *files, "--json", "--no-measure", "--device", "cpu"),
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=110,
-        check=True,
-    )
+    done = run_command("inspect", *files, "--json", "--no-measure", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
     return {model["name"]: model["batching"] for model in json.loads(done.stdout)["models"]}
 
 
@@ -81,13 +74,7 @@ def test_a_trial_run_that_never_ends_is_named_and_delays_no_exit(
     else:
         path.write_text(_ENDLESS_FUNCTION)
     port = ["--port", "0"] if program == "serve" else []
-    done = subprocess.run(
-        command(program, path, "--device", "cpu", "--run-timeout-seconds", "0.1", *port),
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=60,
-    )
+    done = run_command(program, path, "--device", "cpu", "--run-timeout-seconds", "0.1", *port)
     assert done.returncode == 1
     what = "endless.onnx" if kind == "onnx" else "function 'endless'"
     assert f"model 'endless': a trial run of {what} on x [1" in done.stderr

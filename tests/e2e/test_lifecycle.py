@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from polling import until
 from support.processes.faulty import HANG
 from support.processes.probe import OpenStream, answer, output, request
-from support.processes.server import ServerProcess, command, environment
+from support.processes.server import ServerProcess, environment, run_command
 
 from tensorferry.client import InferenceClient, Unavailable
 from tensorferry.protos import inference_pb2_grpc
@@ -29,23 +29,6 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(), timeout=60)
-
-
-def test_the_ready_line_has_address_signatures_and_batching(
-    serve: Serve, digits_model: Path, mixing_model: Path
-) -> None:
-    server = serve(f"digits={digits_model}", mixing_model)
-    models = {model["name"]: model for model in server.ready["models"]}
-    assert server.ready["message"] == "ready"
-    assert models["digits"]["signature"] == (
-        "(image: UINT8[-1, 8, 8]) -> (label: INT64[-1], probabilities: FP32[-1, 10])"
-    )
-    assert models["digits"]["batching"] == "batches of up to 32 rows (proved)"
-    assert models["mixing"]["batching"] == "unbatched (Softmax share normalises over the batch axis)"
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -54,13 +37,11 @@ def test_the_ready_line_has_address_signatures_and_batching(
             2,
             "--metrics-port is '70000'; it must be none or an integer from 0 to 65535",
         ),
-        (["x.onnx", "--device", "tpu"], 2, "--device is 'tpu'; it must be auto, cpu, cuda or cuda:N"),
-        ([], 2, "no MODEL was given"),
         ([f"text={_TEXT}"], 1, f"{_TEXT}: ONNX Runtime cannot load it"),
     ],
 )
 def test_a_bad_option_exits_2_and_a_bad_model_exits_1(arguments: list[str], code: int, message: str) -> None:
-    result = run("serve", *arguments, "--port", "0")
+    result = run_command("serve", *arguments, "--port", "0")
     assert result.returncode == code, result.stderr
     assert message in result.stderr
     assert "Traceback" not in result.stderr
@@ -71,28 +52,9 @@ def test_a_port_in_use_is_named(digits_model: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        result = run("serve", digits_model, "--port", str(port))
+        result = run_command("serve", digits_model, "--port", port)
     assert result.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
-
-
-def test_environment_and_file_configure_the_server(tmp_path: Path, digits_model: Path) -> None:
-    file = tmp_path / "server.toml"
-    file.write_text(
-        f'models = ["digits={digits_model}"]\nmax-batch-size = 4\nport = 1\nlog_format = "text"\n'
-    )
-    process = subprocess.Popen(
-        command("serve", "--config", file, "--port", "0"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**environment(), "TENSORFERRY_MAX_BATCH_SIZE": "8"},
-    )
-    assert process.stdout is not None
-    with process, process.stdout:
-        assert "batches of up to 8 rows" in process.stdout.readline()
-        process.terminate()
-        assert process.wait(60) == 0
 
 
 def test_sigterm_drains(serve_faulty: Serve, tmp_path: Path) -> None:

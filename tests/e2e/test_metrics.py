@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import threading
-import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
@@ -13,13 +11,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
-import numpy as np
 import pytest
 from e2e.fixtures import Serve
 from polling import until
 from prometheus_client.parser import text_string_to_metric_families
-from support.processes.probe import WAIT_SECONDS, OpenStream, request
-from support.processes.server import ServerProcess, command, environment
+from support.processes.probe import WAIT_SECONDS, OpenStream, inputs, request, stub_of
+from support.processes.server import ServerProcess, run_command
 
 from tensorferry.client import InferenceClient
 from tensorferry.protos import inference_pb2 as pb
@@ -32,10 +29,8 @@ def scrape(server: ServerProcess) -> dict[str, float]:
     """Return the values of one model by name and further labels, `name{label=value}`; and by name,
     their sum.
     """
-    with urllib.request.urlopen(server.ready["metrics"], timeout=WAIT_SECONDS) as response:
-        text = response.read().decode()
     found: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
+    for family in text_string_to_metric_families(server.page()):
         for sample in family.samples:
             if sample.labels.pop("model", "probe") != "probe":
                 continue
@@ -59,30 +54,16 @@ def test_counters_equal_what_clients_saw(serve: Serve, probe_model: Path, echo_m
     are exact.
     """
     server = serve(probe_model, echo_model, "--metrics-port", 0, "--max-batch-size", 4)
-    failures: list[BaseException] = []
 
     def run(number: int) -> None:
-        try:
-            with InferenceClient(server.address) as client:
-                for count in range(1, EACH + 1):
-                    rows = 1 + (number + count) % 6
-                    inputs = {
-                        "x": np.zeros((rows, 4), np.float32),
-                        "index": np.zeros(rows, np.int64),
-                        "work": np.zeros(rows, np.int64),
-                    }
-                    client.infer("probe", inputs, timeout=WAIT_SECONDS)
-                    if not count % 5:
-                        assert scrape(server)["tensorferry_requests_total{outcome=answered}"] >= count
-        except BaseException as error:
-            failures.append(error)
+        with InferenceClient(server.address) as client:
+            for count in range(1, EACH + 1):
+                client.infer("probe", inputs(0, 1 + (number + count) % 6), timeout=WAIT_SECONDS)
+                if not count % 5:
+                    assert scrape(server)["tensorferry_requests_total{outcome=answered}"] >= count
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[0]
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        list(threads.map(run, range(CLIENTS)))
     found = scrape(server)
     rows = sum(1 + (number + count) % 6 for number in range(CLIENTS) for count in range(1, EACH + 1))
     assert found["tensorferry_requests_accepted_total{}"] == CLIENTS * EACH
@@ -168,8 +149,7 @@ def test_callers_that_are_not_known_are_counted(serve: Serve, probe_model: Path,
     tokens = tmp_path / "tokens"
     tokens.write_text(f"user infer sha256:{'0' * 64}\n")
     server = serve(probe_model, "--metrics-port", 0, "--auth-tokens", tokens)
-    with grpc.insecure_channel(server.address) as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    with stub_of(server.address) as stub:
         with pytest.raises(grpc.RpcError):
             stub.ModelInfer(request(1), timeout=WAIT_SECONDS)
         with pytest.raises(grpc.RpcError):
@@ -183,13 +163,7 @@ def test_a_port_in_use_ends_the_server_with_the_flags_name(
     serve: Serve, probe_model: Path, transport: str
 ) -> None:
     port = urlsplit(serve(probe_model, "--metrics-port", 0).ready["metrics"]).port
-    ended = subprocess.run(
-        command("serve", probe_model, "--port", "0", "--metrics-port", str(port), "--transport", transport),
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=WAIT_SECONDS,
-    )
+    ended = run_command("serve", probe_model, "--port", "0", "--metrics-port", port, "--transport", transport)
     assert ended.returncode == 1
     assert f"cannot serve metrics on 127.0.0.1 port {port}" in ended.stderr
     assert "--metrics-port" in ended.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -69,10 +67,7 @@ def test_each_model_has_the_options_of_its_table(serve: Serve, file: Path) -> No
         x = np.ones((1, 5), np.float32)
         assert client.infer("plain", {"x": x})["x_out"].tolist() == x.tolist()
 
-    with urllib.request.urlopen(
-        server.ready["metrics"].removesuffix("/metrics") + "/status.json", timeout=60
-    ) as response:
-        settings = {model["name"]: model["settings"] for model in json.load(response)["models"]}
+    settings = {name: model["settings"] for name, model in server.statuses().items()}
     names = ("max_batch_size", "devices", "slo_seconds", "run_timeout_seconds", "padded_lengths")
     assert {model: [of_model[name] for name in names] for model, of_model in settings.items()} == {
         "twice": [3, ["cpu", "cpu"], 30, 300, []],

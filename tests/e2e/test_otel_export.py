@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
@@ -17,11 +16,10 @@ import pytest
 import tritonclient.grpc as triton
 from opentelemetry.sdk.trace import TracerProvider
 from support.processes.collector import Collector, attributes, collecting
-from support.processes.probe import request
+from support.processes.probe import inputs, request, stub_of
 from support.processes.server import STOP_SECONDS, ServerProcess
 
 from tensorferry.client import InferenceClient
-from tensorferry.protos import inference_pb2_grpc
 
 Start = Callable[..., ServerProcess]
 
@@ -53,14 +51,6 @@ def start(transport: str) -> Iterator[Start]:
         server.wait()
 
 
-def inputs(tag: int = 0) -> dict[str, Any]:
-    return {
-        "x": np.full((1, 4), tag, np.float32),
-        "index": np.zeros(1, np.int64),
-        "work": np.zeros(1, np.int64),
-    }
-
-
 def test_our_clients_trace_goes_on_in_the_server_and_reaches_the_collector(
     start: Start, collector: Collector, probe_model: Path
 ) -> None:
@@ -68,8 +58,8 @@ def test_our_clients_trace_goes_on_in_the_server_and_reaches_the_collector(
     server = start(probe_model, "--otel", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_SERVICE_NAME="shop")
     tracer = TracerProvider().get_tracer("test")
     with InferenceClient(server.address) as client, tracer.start_as_current_span("caller") as caller:
-        client.infer("probe", inputs(), request_id="unary")
-        for _ in client.stream("probe", [inputs()]):
+        client.infer("probe", inputs(0), request_id="unary")
+        for _ in client.stream("probe", [inputs(0)]):
             pass
     ids = caller.get_span_context()
     spans = collector.spans(2 * 6)
@@ -138,7 +128,7 @@ def test_a_collector_that_hangs_delays_no_request_and_the_stop_for_a_bounded_tim
             OTEL_EXPORTER_OTLP_TIMEOUT="3600",
         )
         with InferenceClient(server.address) as client, ThreadPoolExecutor(8) as threads:
-            client.infer("probe", inputs())
+            client.infer("probe", inputs(0))
             assert collector.hung.wait(STOP_SECONDS)
             # Many times the size of the queue: the oldest spans are dropped, and no request is.
             results = list(threads.map(lambda tag: client.infer("probe", inputs(tag)), range(100)))
@@ -151,8 +141,7 @@ def test_a_collector_that_hangs_delays_no_request_and_the_stop_for_a_bounded_tim
 def test_log_lines_have_request_ids_and_clients_cannot_break_them(start: Start, probe_model: Path) -> None:
     server = start(probe_model, "--access-log", "1000")
     name = 'seven"\n{"level": "forged'
-    with grpc.insecure_channel(server.address) as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    with stub_of(server.address) as stub:
         good, bad = request(1), request(2, index=99)
         good.id, bad.id = name, name
         header = [("traceparent", f"00-{TRACE}-{SPAN}-01")]

@@ -10,6 +10,7 @@ import signal
 import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ import pytest
 from polling import PATIENCE, until
 from support.models import small
 from support.processes import observed
+from support.processes.probe import stub_of
 from support.processes.server import ServerProcess, running
 
 from tensorferry.client import InferenceClient
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.protos import inference_pb2_grpc
 
 MODULE = "tensorferry.server.processes"
 LOG_NOTHING = pb.LogSettingsRequest()
@@ -74,14 +75,8 @@ def echoes(client: InferenceClient, number: float = 0) -> bool:
     return True
 
 
-def page(server: ServerProcess, path: str = "") -> str:
-    url = server.ready["metrics"] if not path else server.ready["metrics"].removesuffix("/metrics") + path
-    with urllib.request.urlopen(url, timeout=PATIENCE) as response:
-        return str(response.read().decode())
-
-
 def serving(server: ServerProcess) -> bool:
-    return page(server, "/status.json").count('"state":"serving"') == 2
+    return server.page("/status.json").count('"state":"serving"') == 2
 
 
 def test_all_methods_are_answered_and_counted_together(server: ServerProcess) -> None:
@@ -101,7 +96,7 @@ def test_all_methods_are_answered_and_counted_together(server: ServerProcess) ->
     assert not server.errors()
     counted = [
         line
-        for line in page(server).splitlines()
+        for line in server.page().splitlines()
         if line.startswith("nv_inference_request_success{") and 'model="echo"' in line
     ]
     assert len(counted) == 2
@@ -119,39 +114,32 @@ def test_all_methods_are_answered_and_counted_together(server: ServerProcess) ->
 def test_changes_of_one_process_are_refused(
     method: str, message: Any, cure: str, server: ServerProcess
 ) -> None:
-    with grpc.insecure_channel(server.address) as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        with pytest.raises(grpc.RpcError, match=cure) as refused:
-            getattr(stub, method)(message, timeout=PATIENCE)
+    with stub_of(server.address) as stub, pytest.raises(grpc.RpcError, match=cure) as refused:
+        getattr(stub, method)(message, timeout=PATIENCE)
     code: Any = refused.value
     assert code.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 def test_a_killed_process_is_replaced_and_a_client_sees_nothing(server: ServerProcess) -> None:
-    ended, failed = threading.Event(), []
+    ended = threading.Event()
 
     def call(number: int) -> None:
         with InferenceClient(server.address) as client:
             while not ended.is_set():
-                try:
-                    assert echoes(client, number)
-                except Exception as error:
-                    failed.append(error)
+                assert echoes(client, number)
 
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        before = processes(server)
-        os.kill(before[0], signal.SIGKILL)
-        until(lambda: len({*processes(server)} - {*before}) == 1)
-        until(lambda: serving(server))
-        assert before[1] in processes(server)
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-    assert failed == []
+    with ThreadPoolExecutor(4) as threads:
+        calls = [threads.submit(call, number) for number in range(4)]
+        try:
+            before = processes(server)
+            os.kill(before[0], signal.SIGKILL)
+            until(lambda: len({*processes(server)} - {*before}) == 1)
+            until(lambda: serving(server))
+            assert before[1] in processes(server)
+        finally:
+            ended.set()
+        for each in calls:
+            each.result()
     until(lambda: any("killed by SIGKILL" in line for line in server.log))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from polling import PATIENCE
-from support.processes.server import command, environment, running
+from support.processes.server import run_command, running
 from support.wire.programs import CLIENTS, needs
 
 from tensorferry.client import InferenceClient
@@ -25,12 +25,8 @@ IMAGES = np.random.default_rng(0).integers(0, 17, (20, 8, 8), np.uint8)
 
 def inspected(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run `tensorferry inspect`, which finds the packages of `make tools`."""
-    return subprocess.run(
-        command("inspect", *arguments, "--json", "--no-measure"),
-        capture_output=True,
-        text=True,
-        env=environment() | {"PYTHONPATH": str(PROVIDERS)},
-        timeout=110,
+    return run_command(
+        "inspect", *arguments, "--json", "--no-measure", variables={"PYTHONPATH": str(PROVIDERS)}
     )
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +11,7 @@ import pytest
 from e2e.fixtures import Serve
 from polling import until
 from support.models import small
-from support.processes.probe import WAIT_SECONDS
-from support.processes.server import ServerProcess, command, environment
+from support.processes.server import ServerProcess, run_command
 
 from tensorferry.client import InferenceClient, InferenceError
 
@@ -87,8 +84,7 @@ def test_functions_and_pipelines_are_served(server: ServerProcess) -> None:
         answer = client.infer("colour", {"blob": blobs})
         assert answer["label"].tolist() == [b"blue", b"blue", b"red"]
         assert answer["x"].tolist() == [[1, 2, 3], [9, 2, 255], [255, 0, 1]]
-    with urllib.request.urlopen(server.ready["metrics"], timeout=WAIT_SECONDS) as page:
-        metrics = page.read().decode()
+    metrics = server.page()
     assert 'tensorferry_step_processes{model="colour",step="decode",version="1"} 2.0' in metrics
     for step in ("decode", "twice", "Label"):
         assert f'tensorferry_step_batches_total{{model="colour",step="{step}",version="1"}} ' in metrics
@@ -119,7 +115,7 @@ def test_an_import_error_is_shown_as_python_does(tmp_path: Path, transport: str,
     app = tmp_path / "app.py"
     app.write_text("import numpy\n\nnumpy.no_such_name\n")
     arguments = ("serve", app, "--port", "0", "--transport", transport, "--processes", str(processes))
-    done = subprocess.run(command(*arguments), env=environment(), capture_output=True, text=True, timeout=120)
+    done = run_command(*arguments)
     assert done.returncode == 1
     expected = (
         "Traceback (most recent call last):",

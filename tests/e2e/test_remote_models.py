@@ -7,20 +7,17 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import grpc
 import numpy as np
 import onnx
 import pytest
 from polling import PATIENCE, until
 from support.models import external, sentence_encoder, small
-from support.processes.server import ServerProcess, command, environment, running
+from support.processes.server import ServerProcess, command, environment, run_command, running
 from support.remote.hub import FakeHub
 from support.remote.s3_server import S3Server, s3_server
 from support.remote.web_server import Request, Response, WebServer, web_server
 
 from tensorferry.client import InferenceClient
-from tensorferry.protos import inference_pb2 as pb
-from tensorferry.protos.inference_pb2_grpc import GRPCInferenceServiceStub
 
 X = np.array([[1, 2, 3]], np.float32)
 
@@ -65,13 +62,8 @@ def test_each_place_that_names_a_model_takes_an_address(tmp_path: Path, web: Web
         answers(server, {"table": 2.0})
 
     def printed(*arguments: str) -> str:
-        done = subprocess.run(
-            command(*arguments),
-            env={**environment(), **variables},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = run_command(*arguments, variables=variables)
+        assert done.returncode == 0, done.stderr
         assert "s3cr3t" not in done.stdout + done.stderr
         return done.stdout
 
@@ -130,13 +122,7 @@ def test_an_encoder_of_the_hub_by_one_option(
     options = ("--embeddings", "hf://org/repo", "--device", "cpu")
     variables = variables_of(web, hub, tmp_path)
     if not has_pooling:
-        refused = subprocess.run(
-            command("serve", *options, "--port", "0"),
-            env={**environment(), **variables},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+        refused = run_command("serve", *options, "--port", "0", variables=variables)
         assert refused.returncode == 1
         assert "declare the pooling that the encoder was trained with" in refused.stderr
         return
@@ -167,12 +153,9 @@ def answers(server: ServerProcess, factors: Mapping[str, float]) -> None:
 def test_a_model_that_cannot_be_fetched_ends_the_start_with_one_line(
     tmp_path: Path, web: WebServer, hub: FakeHub
 ) -> None:
-    ended = subprocess.run(
-        command("serve", f"{web.url}/none.onnx?token=s3cr3t", "--port", "0", "--log-level", "warning"),
-        env={**environment(), **variables_of(web, hub, tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    options = ("--port", "0", "--log-level", "warning")
+    variables = variables_of(web, hub, tmp_path)
+    ended = run_command("serve", f"{web.url}/none.onnx?token=s3cr3t", *options, variables=variables)
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert line.startswith("tensorferry serve: ")
@@ -218,18 +201,9 @@ def test_a_model_repository_in_s3_is_followed(
     files.pipe_file("polled/models/a/1/model.onnx", body)
     files.pipe_file("polled/models/a/1/model.onnx_data", data)
     files.pipe_file("polled/models/a/config.pbtxt", b"max_batch_size: 4")
-    with running(
-        "--model-repository",
-        "s3://polled/models",
-        "--model-control",
-        "poll",
-        "--repository-poll-seconds",
-        "0.05",
-        "--model-cache",
-        tmp_path / "cache",
-        transport="lane",
-        variables=s3.variables,
-    ) as server:
+    options = ("--model-repository", "s3://polled/models", "--model-control", "poll")
+    times = ("--repository-poll-seconds", "0.05", "--model-cache", tmp_path / "cache")
+    with running(*options, *times, transport="lane", variables=s3.variables) as server:
         answers(server, {"a": 3.0})
         with InferenceClient(server.address) as client:
             files.pipe_file("polled/models/b/1/model.onnx", small.twice(tmp_path / "b.onnx").read_bytes())
@@ -249,29 +223,17 @@ def test_clients_load_models_of_a_repository_in_s3(
     files = s3.files()
     files.mkdir("explicit")
     files.pipe_file("explicit/a/1/model.onnx", small.twice(tmp_path / "a.onnx").read_bytes())
-    with running(
-        "--model-repository",
-        "s3://explicit",
-        "--model-control",
-        "explicit",
-        "--model-cache",
-        tmp_path / "cache",
-        transport="lane",
-        variables=s3.variables,
-    ) as server:
+    options = ("--model-repository", "s3://explicit", "--model-control", "explicit")
+    with (
+        running(
+            *options, "--model-cache", tmp_path / "cache", transport="lane", variables=s3.variables
+        ) as server,
+        InferenceClient(server.address) as client,
+    ):
         assert not list(tmp_path.glob("cache/*/trees/*/*.onnx"))
-        control(server, "load", "a")
+        client.load_model("a")
         answers(server, {"a": 2.0})
         files.pipe_file("explicit/c/1/model.onnx", small.twice(tmp_path / "c.onnx").read_bytes())
-        control(server, "load", "c")
+        client.load_model("c")
         answers(server, {"a": 2.0, "c": 2.0})
-        control(server, "unload", "a")
-
-
-def control(server: ServerProcess, verb: str, model: str) -> None:
-    with grpc.insecure_channel(server.address) as channel:
-        stub = GRPCInferenceServiceStub(channel)
-        if verb == "load":
-            stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name=model))
-        else:
-            stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name=model))
+        client.unload_model("a")

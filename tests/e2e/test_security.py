@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +11,10 @@ import grpc
 import numpy as np
 import pytest
 from polling import until
-from support.processes.probe import WAIT_SECONDS
-from support.processes.server import ServerProcess, command, environment
+from support.processes.server import ServerProcess, run_command
 from support.server.certificates import Issued
 
-from tensorferry.client import InferenceClient, Tls, Unauthenticated, aio
+from tensorferry.client import InferenceClient, Tls, Unauthenticated
 from tensorferry.client.cli import commands
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
@@ -39,14 +36,7 @@ class Secured:
 
 def token(path: Path, *arguments: str) -> str:
     """Run `tensorferry token`, and add the result to the file."""
-    made = subprocess.run(
-        command("token", *arguments, "--file", path),
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment(),
-    )
-    return made.stdout.strip()
+    return run_command("token", *arguments, "--file", path).stdout.strip()
 
 
 def start(transport: str, folder: Path, model: Path) -> Secured:
@@ -85,14 +75,6 @@ def test_the_bundled_clients(secured: Secured) -> None:
                 client.metadata("digits")
 
 
-async def test_the_asynchronous_one(secured: Secured) -> None:
-    async with aio.InferenceClient(secured.server.address, tls=secured.tls, token=secured.user) as client:
-        assert (await client.metadata("digits")).name == "digits"
-    async with aio.InferenceClient(secured.server.address, tls=secured.tls) as client:
-        with pytest.raises(Unauthenticated):
-            await client.metadata("digits")
-
-
 def test_the_commands(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
     tls = secured.tls
     arguments = ["--target", secured.server.address, "--ca-file", str(tls.ca_file)]
@@ -100,16 +82,6 @@ def test_the_commands(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None
     assert commands.models(arguments) == 1
     monkeypatch.setenv("TENSORFERRY_TOKEN", secured.user)
     assert commands.models(arguments) == 0
-
-
-def test_a_client_without_the_control_role_changes_nothing(secured: Secured) -> None:
-    request = pb.TraceSettingRequest()
-    request.settings["trace_level"].value.append("OFF")
-    with grpc.secure_channel(secured.server.address, secured.tls.credentials()) as channel:
-        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        with pytest.raises(grpc.RpcError, match="this method requires the role 'control', which user"):
-            stub.TraceSetting(request, metadata=[("authorization", f"Bearer {secured.user}")])
-        assert stub.TraceSetting(request, metadata=[("authorization", f"Bearer {secured.operator}")])
 
 
 def test_no_secret_is_shown_anywhere(secured: Secured) -> None:
@@ -138,18 +110,12 @@ def test_no_secret_is_shown_anywhere(secured: Secured) -> None:
                 and any("the previous credentials stay in force" in line for line in secured.server.log)
             )
         )
-    with urllib.request.urlopen(secured.server.ready["metrics"], timeout=WAIT_SECONDS) as response:
-        shown.append(response.read().decode())
+    shown.append(secured.server.page())
     shown += [Path(f"/proc/{pid}/cmdline").read_text() for pid in secured.server.processes()]
     assert secured.server.stop() == 0
     shown += secured.server.log
     for arguments in (("infer", "--help"), ("serve", "--auth-tokens")):
-        done = subprocess.run(
-            command(*arguments),
-            capture_output=True,
-            text=True,
-            env={**environment(), "TENSORFERRY_TOKEN": secured.user},
-        )
+        done = run_command(*arguments, variables={"TENSORFERRY_TOKEN": secured.user})
         shown += [done.stdout, done.stderr]
     key = (secured.tokens.parent / "server.key").read_text().splitlines()[1]
     for secret in (secured.user, secured.operator, "guess-of-a-secret", key):
@@ -171,13 +137,7 @@ def test_no_secret_is_shown_anywhere(secured: Secured) -> None:
 def test_one_that_cannot_be_secured_does_not_start(
     digits_model: Path, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
-    done = subprocess.run(
-        command("serve", digits_model, "--port", "0", *arguments),
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=60,
-    )
+    done = run_command("serve", digits_model, "--port", "0", *arguments)
     assert done.returncode == code
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
 import signal
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +20,7 @@ from e2e.fixtures import Serve
 from polling import PATIENCE, until
 from support.models import small
 from support.processes.observed import of_module
+from support.processes.probe import stub_of
 from support.processes.server import ServerProcess, running
 
 from tensorferry.client import (
@@ -33,7 +32,6 @@ from tensorferry.client import (
 )
 from tensorferry.client.aio import InferenceClient as AsyncClient
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.protos import inference_pb2_grpc
 
 # The state has its rows on axis 1, as those of recurrent layers.
 TEXT = """(float[batch, 2] x, float[3, batch, 2] past) => (float[batch, 2] y, float[3, batch, 2] next)
@@ -76,9 +74,7 @@ def y_of(response: pb.ModelInferResponse) -> float:
 
 
 def sequences(server: ServerProcess) -> Mapping[str, Any]:
-    with urllib.request.urlopen(server.ready["metrics"].replace("/metrics", "/status.json")) as page:
-        (model,) = json.load(page)["models"]
-    found: Mapping[str, Any] = model["sequences"]
+    found: Mapping[str, Any] = server.statuses()["totals"]["sequences"]
     return found
 
 
@@ -87,8 +83,7 @@ def test_clients_see_a_model_without_its_states(client: InferenceClient, server:
     assert [tensor.name for tensor in metadata.inputs] == ["x"]
     assert [tensor.name for tensor in metadata.outputs] == ["y"]
     assert metadata.properties["states"] == "past=next"
-    with grpc.insecure_channel(server.address) as channel:
-        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    with stub_of(server.address) as stub:
         config = stub.ModelConfig(pb.ModelConfigRequest(name="totals"), timeout=PATIENCE).config
     assert [(each.input_name, each.output_name) for each in config.sequence_batching.state] == [
         ("past", "next")
@@ -104,8 +99,7 @@ def test_clients_see_a_model_without_its_states(client: InferenceClient, server:
 
 @pytest.mark.parametrize("number", [7, 2**62, "a name"])
 def test_unary_calls_of_a_sequence(server: ServerProcess, number: int | str) -> None:
-    with grpc.insecure_channel(server.address) as channel:
-        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    with stub_of(server.address) as stub:
 
         def infer(x: float, **flags: bool) -> float:
             return y_of(stub.ModelInfer(request(x, number, **flags), timeout=PATIENCE))
@@ -340,15 +334,10 @@ def test_the_metrics_count_sequences(client: InferenceClient, server: ServerProc
     with client.sequence("totals") as sequence:
         sequence.infer(row(1))
         # Those of the tests before end after their answers.
-        text = until(lambda: metrics(server), lambda text: total(text, "tensorferry_sequences") == 1)
+        text = until(server.page, lambda text: total(text, "tensorferry_sequences") == 1)
     assert total(text, "tensorferry_state_bytes") == 24
     started, ended = (total(text, f"tensorferry_sequences_{event}_total") for event in ("started", "ended"))
     assert started > ended > 0
-
-
-def metrics(server: ServerProcess) -> str:
-    with urllib.request.urlopen(server.ready["metrics"]) as page:
-        return str(page.read().decode())
 
 
 def total(text: str, name: str) -> float:

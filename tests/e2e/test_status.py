@@ -10,16 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 from e2e.fixtures import Serve
 from polling import until
 from support.processes.faulty import HANG
-from support.processes.probe import WAIT_SECONDS, request
-from support.processes.server import ServerProcess, command, environment
+from support.processes.probe import WAIT_SECONDS, request, stub_of
+from support.processes.server import ServerProcess, run_command
 
 from tensorferry.client import InferenceClient
-from tensorferry.protos import inference_pb2_grpc
 
 
 def ask(server: ServerProcess, path: str) -> tuple[int, str]:
@@ -43,14 +41,8 @@ def status_until(server: ServerProcess, reached: Callable[[Any], bool]) -> Any:
 
 
 def top(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    url = server.ready["metrics"]
-    return subprocess.run(
-        command("top", url, "--once", "--interval", "0.1", *arguments),
-        capture_output=True,
-        text=True,
-        env={**environment(), "PYTHONIOENCODING": "utf-8"},
-        timeout=WAIT_SECONDS,
-    )
+    words = ("top", server.ready["metrics"], "--once", "--interval", "0.1", *arguments)
+    return run_command(*words, variables={"PYTHONIOENCODING": "utf-8"})
 
 
 def test_an_answered_request_is_in_its_recorded_batch(serve: Serve, digits_model: Path) -> None:
@@ -80,10 +72,8 @@ def test_a_server_that_drains_is_alive_and_not_ready(serve_faulty: Serve, tmp_pa
     release = tmp_path / "release"
     options = ("--metrics-port", 0, "--max-queue-delay-ms", 600_000)
     server = serve_faulty(*options, FAULTY_RELEASE=str(release))
-    with grpc.insecure_channel(server.address) as channel:
-        slow = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(
-            request(1, first=HANG), timeout=600
-        )
+    with stub_of(server.address) as stub:
+        slow = stub.ModelInfer.future(request(1, first=HANG), timeout=600)
         status_until(server, lambda found: found["models"][0]["requests"]["accepted"] == 1)
         server.signal()
         found = status_until(server, lambda found: found["models"][0]["queue"]["running"] == 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -232,18 +231,3 @@ def test_a_missing_package_is_named_with_the_extra(file: Path, monkeypatch: pyte
     declared = tokenizer(file)
     with pytest.raises(DeclarationError, match="install it: pip install tokenizers"):
         loaded(declared)
-
-
-def test_objects_of_several_threads_give_equal_rows(file: Path) -> None:
-    declared = tokenizer(file)
-    rows = texts(*(" ".join(["a", "cat", "sat"][: n % 4]) for n in range(64)))
-    expected = lists(loaded(declared)(text=rows))
-    found: list[dict[str, list[list[int]]]] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(lists(loaded(declared)(text=rows)))) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [expected] * 4

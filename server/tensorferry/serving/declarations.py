@@ -5,29 +5,25 @@ Declarations are immutable and can be used by any thread.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import pairwise
-from operator import index
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 import numpy.typing as npt
 
+from tensorferry.serving.declaration_checks import (
+    check_batch_size,
+    check_function,
+    check_name,
+    checked_pad_lengths,
+)
 from tensorferry.serving.errors import DeclarationError
 from tensorferry.serving.hints import types_of_hints
 from tensorferry.serving.tensor_types import TensorType
 from tensorferry.serving.text_tasks import TextHead, TextTask
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-# The bound of --max-batch-size.
-_MOST_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +77,8 @@ class FunctionModel:
     takes_requests: bool = False
 
     def __post_init__(self) -> None:
-        _check_name(self.name)
-        _check_function(self)
+        check_name(self.name)
+        check_function(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function, or make an object of the class, as without the decorator."""
@@ -139,7 +135,7 @@ class PipelineModel:
     task: TextTask | None = None
 
     def __post_init__(self) -> None:
-        _check_name(self.name)
+        check_name(self.name)
 
 
 Declaration = FunctionModel | OnnxModel | PipelineModel
@@ -229,15 +225,12 @@ def model(
 
     def declare(function: Callable[..., Any]) -> FunctionModel:
         named = str(getattr(function, "__name__", "")) if name is None else name
-        hinted_inputs: Mapping[str, TensorType] = {}
-        hinted_outputs: Mapping[str, TensorType] = {}
-        if inputs is None or outputs is None:
-            hinted_inputs, hinted_outputs = types_of_hints(function)
+        hinted = ({}, {}) if inputs is not None and outputs is not None else types_of_hints(function)
         return FunctionModel(
             named,
             function,
-            dict(hinted_inputs if inputs is None else inputs),
-            dict(hinted_outputs if outputs is None else outputs),
+            dict(hinted[0] if inputs is None else inputs),
+            dict(hinted[1] if outputs is None else outputs),
             0 if streams and max_batch_size is None else max_batch_size,
             workers,
             processes,
@@ -272,11 +265,11 @@ def onnx(
     address = address_of(path)
     file = Path(name_at(address) if address else path)
     named = name or file.name.removesuffix(".onnx")
-    _check_name(named)
-    _check_integer(f"model {named!r}", "max_batch_size", max_batch_size, 0, _MOST_ROWS)
+    check_name(named)
+    check_batch_size(f"model {named!r}", max_batch_size)
     lengths = None
     if pad_lengths is not None:
-        lengths = _pad_lengths(named, pad_lengths)
+        lengths = checked_pad_lengths(named, pad_lengths)
     elif pad_values:
         raise DeclarationError(
             f"model {named!r} has pad_values without pad_lengths; say which axis is padded to which lengths"
@@ -309,7 +302,7 @@ def step(
     is the name of another model of the server, which the step then shares with all others that use it.
     """
     if isinstance(model, str):
-        _check_name(model)
+        check_name(model)
     return Step(model, dict(inputs or {}), dict(outputs or {}))
 
 
@@ -364,114 +357,3 @@ def pipeline(
     if (record := MADE_PIPELINES.get()) is not None:
         record.append(made)
     return made
-
-
-def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise DeclarationError(
-            f"a model is named {name!r}; a name starts with a letter or digit, continues with letters, digits, '.', '_' and "
-            "'-', and has at most 128 characters: give another `name`"
-        )
-
-
-def _check_integer(what: str, setting: str, value: object, least: int, most: int | None = None) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise DeclarationError(f"{what}: {setting} is {value!r}; it must be an integer of at least {least}")
-    if most is not None and value > most:
-        raise DeclarationError(f"{what}: {setting} is {value}; it must be at most {most}")
-
-
-def _pad_lengths(model: str, given: tuple[str, Sequence[int]]) -> tuple[str, tuple[int, ...]]:
-    try:
-        axis, listed = given
-        lengths = tuple(map(index, listed))
-    except (TypeError, ValueError):
-        axis, lengths = "", ()
-    if not isinstance(axis, str) or not (axis and lengths) or any(b <= a for a, b in pairwise((0, *lengths))):
-        raise DeclarationError(
-            f"model {model!r}: pad_lengths is {given!r}; it must be the name of an axis, and ascending lengths of at least 1, "
-            "such as ('sequence', (16, 32))"
-        )
-    return axis, lengths
-
-
-def _check_function(declared: FunctionModel) -> None:
-    what = f"model {declared.name!r}"
-    for kind, types in (("inputs", declared.inputs), ("outputs", declared.outputs)):
-        if not types:
-            raise DeclarationError(
-                f"{what} declares no {kind}; give @model({kind}={{'name': FP32[-1, 4]}}), or annotate the function"
-            )
-        for name, type_ in types.items():
-            if not isinstance(type_, TensorType):
-                raise DeclarationError(
-                    f"{what}: {kind} {name!r} is {type_!r}; write a type such as FP32[-1, 4]"
-                )
-            if (
-                declared.max_batch_size != 0
-                and declared.batched
-                and (not type_.dims or _is_size(type_.dims[0]))
-            ):
-                raise DeclarationError(
-                    f"{what}: {name!r} is {type_}; axis 0 counts rows and must be -1. Declare batched=False for a function of "
-                    "one row, or max_batch_size=0 if requests have no rows"
-                )
-    for setting, value, least in (
-        ("workers", declared.workers, 1),
-        ("processes", declared.processes, 0),
-    ):
-        _check_integer(what, setting, value, least)
-    _check_integer(what, "max_batch_size", declared.max_batch_size, 0, _MOST_ROWS)
-    if declared.processes and declared.workers > 1:
-        raise DeclarationError(
-            f"{what} has {declared.workers} workers and {declared.processes} processes; give one of both"
-        )
-    if declared.processes and declared.steady:
-        raise DeclarationError(
-            f"{what} runs in processes, so it waits for them and is not steady; leave out `steady`"
-        )
-    _check_streams(declared, what)
-    if not declared.batched and declared.max_batch_size is not None:
-        raise DeclarationError(
-            f"{what} takes one row at a time, so max_batch_size, which is {declared.max_batch_size}, has no effect; leave out "
-            "one of both"
-        )
-    if declared.example is not None and set(declared.example) != set(declared.inputs):
-        raise DeclarationError(
-            f"{what}: example has {sorted(declared.example)}; it must have an array for each input: "
-            f"{sorted(declared.inputs)}"
-        )
-
-
-def _check_streams(declared: FunctionModel, what: str) -> None:
-    function: Any = declared.function
-    called = function.__call__ if inspect.isclass(function) else function
-    yields = inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
-    if not declared.streams:
-        if yields:
-            raise DeclarationError(
-                f"{what} yields, but is not declared with streams=True; declare that, or return the outputs"
-            )
-        if inspect.iscoroutinefunction(called):
-            raise DeclarationError(
-                f"{what} is an `async def`, which returns no outputs before it is awaited; write `def`"
-            )
-        return
-    if inspect.iscoroutinefunction(called):
-        raise DeclarationError(
-            f"{what} is declared with streams=True, but is an `async def` without `yield`; yield each answer"
-        )
-    if declared.max_batch_size or not declared.batched:
-        raise DeclarationError(
-            f"{what} answers in streams, so each request runs alone; leave out max_batch_size and batched"
-        )
-    if declared.steady:
-        raise DeclarationError(
-            f"{what} answers in streams, so it waits for clients and is not steady; leave out `steady`"
-        )
-
-
-def _is_size(dim: int | str) -> bool:
-    return isinstance(dim, int) and dim >= 0

@@ -39,39 +39,20 @@ class TensorDatatype:
     def __getitem__(self, dims: Dim | tuple[Dim, ...]) -> TensorType:
         shape = dims if isinstance(dims, tuple) else (dims,)
         for dim in shape:
-            if isinstance(dim, bool) or not isinstance(dim, (int, str)) or dim == "" or dim == 0:
-                raise _bad_dimension(self, dim)
-            if isinstance(dim, int) and dim < -1:
-                raise _bad_dimension(self, dim)
+            is_dim = isinstance(dim, (int, str)) and not isinstance(dim, bool) and dim not in ("", 0)
+            if not is_dim or (isinstance(dim, int) and dim < -1):
+                raise DeclarationError(
+                    f"a dimension of {self}[...] is {dim!r}; it must be a size of at least 1, -1 for any size, or a name"
+                )
         return TensorType(self.datatype, shape, self.text)
 
     def __str__(self) -> str:
         return "STRING" if self.text else self.datatype
 
 
-def _bad_dimension(datatype: TensorDatatype, dim: object) -> DeclarationError:
-    return DeclarationError(
-        f"a dimension of {datatype}[...] is {dim!r}; it must be a size of at least 1, -1 for any size, or a name"
-    )
-
-
-BOOL, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, FP16, FP32, FP64, BYTES = (
-    TensorDatatype(name)
-    for name in (
-        "BOOL",
-        "INT8",
-        "INT16",
-        "INT32",
-        "INT64",
-        "UINT8",
-        "UINT16",
-        "UINT32",
-        "UINT64",
-        "FP16",
-        "FP32",
-        "FP64",
-        "BYTES",
-    )
-)
+INT8, INT16, INT32, INT64 = map(TensorDatatype, ("INT8", "INT16", "INT32", "INT64"))
+UINT8, UINT16, UINT32, UINT64 = map(TensorDatatype, ("UINT8", "UINT16", "UINT32", "UINT64"))
+FP16, FP32, FP64 = map(TensorDatatype, ("FP16", "FP32", "FP64"))
+BOOL, BYTES = TensorDatatype("BOOL"), TensorDatatype("BYTES")
 # BYTES on the wire; a function gets and returns `str` elements, which must be UTF-8.
 STRING = TensorDatatype("BYTES", text=True)

@@ -33,9 +33,9 @@ _OUTPUTS: Mapping[str, Callable[[Encoding], npt.NDArray[np.int64]]] = {
 }
 # Tokens that mark padding, if the file does not say which token does.
 _PAD_TOKENS = ("[PAD]", "<pad>")
-# Rows are padded to powers of two from the first of these to the most tokens of a row, at most the second. Warm-up runs
-# batches of each length, which takes minutes for thousands of tokens.
-_SHORTEST, _LONGEST = 16, 512
+# Rows are padded to these lengths, up to the most tokens of a row. There are no longer ones, because warm-up runs batches of
+# each, which takes minutes for thousands of tokens.
+_LENGTHS = (16, 32, 64, 128, 256, 512)
 _EXAMPLES = (
     "The cat sits on the mat.",
     "A text of another length, so that the rows of the example differ.",
@@ -200,12 +200,8 @@ def _read(settings: _Settings) -> Tokenizer:
 def _row_padding(settings: _Settings) -> RowPadding:
     """Return the lengths and values to which a step pads the outputs by default; reads the file."""
     read = _read(settings)
-    longest = min(read.truncation["max_length"], _LONGEST) if read.truncation else _LONGEST
-    lengths = []
-    length = _SHORTEST
-    while length < longest:
-        lengths.append(length)
-        length *= 2
+    longest = min(read.truncation["max_length"] if read.truncation else _LENGTHS[-1], _LENGTHS[-1])
+    lengths = [length for length in _LENGTHS if length < longest]
     own = read.padding or {}
     known = (read.token_to_id(token) for token in _PAD_TOKENS)
     pad_id = own.get("pad_id", next((each for each in known if each is not None), 0))

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from support.processes.server import ServerProcess
@@ -18,12 +17,8 @@ REQUESTS = 640
 
 
 def test_many_clients_mixed_sizes_two_models(plain: ServerProcess) -> None:
-    right: Counter[str] = Counter()
-    failures: list[BaseException] = []
-    # Guards `right` and `failures`.
-    lock = threading.Lock()
 
-    def ask(client: InferenceClient, number: int) -> str:
+    def ask(client: InferenceClient, number: int) -> None:
         rows = (1, 1, 1, 2, 3, 5, 16, 40)[number % 8]
         tag = number * 64
         if number % 3:
@@ -37,23 +32,11 @@ def test_many_clients_mixed_sizes_two_models(plain: ServerProcess) -> None:
             y = client.infer("echo", {"x": x}, request_id=str(number), timeout=60)
             np.testing.assert_array_equal(y["y"], x)
         assert y.id == str(number)
-        return "probe" if number % 3 else "echo"
 
     def run(index: int) -> None:
-        try:
-            with InferenceClient(plain.address) as client:
-                for number in range(index, REQUESTS, CLIENTS):
-                    model = ask(client, number)
-                    with lock:
-                        right[model] += 1
-        except BaseException as error:
-            with lock:
-                failures.append(error)
+        with InferenceClient(plain.address) as client:
+            for number in range(index, REQUESTS, CLIENTS):
+                ask(client, number)
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[0]
-    assert right.total() == REQUESTS
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        list(threads.map(run, range(CLIENTS)))

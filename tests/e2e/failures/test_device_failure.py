@@ -19,7 +19,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 from polling import until
 from support.processes import faulty
+from support.processes.probe import inputs
 from support.processes.server import SERVER_PROCESSES, ServerProcess
+from support.server.rig import request as as_request
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
@@ -38,13 +40,7 @@ def dial(server: ServerProcess) -> grpc.Channel:
 
 
 def message(mark: float, rows: int = 1, work: int = 0) -> pb.ModelInferRequest:
-    x = np.full((rows, 4), mark, np.float32)
-    arrays: dict[str, Any] = {"x": x, "index": np.zeros(rows, np.int64), "work": np.full(rows, work)}
-    request = pb.ModelInferRequest(model_name="probe")
-    for name, array in arrays.items():
-        request.inputs.add(name=name, datatype="FP32" if name == "x" else "INT64", shape=array.shape)
-        request.raw_input_contents.append(array.tobytes())
-    return request
+    return as_request(inputs(mark, rows, work=work), model="probe")
 
 
 def infer(stub: Any, mark: float, rows: int = 1, work: int = 0) -> str:

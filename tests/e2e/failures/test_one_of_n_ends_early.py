@@ -6,7 +6,6 @@ A running batch runs until it is released.
 
 from __future__ import annotations
 
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ class Scene:
     stub: inference_pb2_grpc.GRPCInferenceServiceStub
     others: OpenStream
     release: Path
-    metrics: str
+    server: ServerProcess
 
     def fill(self) -> None:
         """Send further requests until the batch has closed and the neighbours have their answers."""
@@ -51,8 +50,7 @@ class Scene:
 
     def metric(self, beginning: str) -> float:
         """Return the metric's current value."""
-        with urllib.request.urlopen(self.metrics, timeout=60) as page:
-            lines = page.read().decode().splitlines()
+        lines = self.server.page().splitlines()
         return float(next(line for line in lines if line.startswith(beginning)).rpartition(" ")[2])
 
     def await_metric(self, beginning: str, value: int) -> None:
@@ -83,7 +81,7 @@ OPTIONS = ("--max-batch-size", SIZE, "--max-queue-delay-ms", 600_000, "--metrics
 def set_up(server: ServerProcess, release: Path) -> Iterator[Scene]:
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        scene = Scene(channel, stub, OpenStream(channel), release, server.ready["metrics"])
+        scene = Scene(channel, stub, OpenStream(channel), release, server)
         yield scene
         release.touch()
         scene.others.cancel()

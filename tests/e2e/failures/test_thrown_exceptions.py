@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -80,7 +79,7 @@ class Rig:
             lambda channel: _stub(channel).RepositoryModelLoad(
                 pb.RepositoryModelLoadRequest(model_name="absent"), timeout=1
             ),
-            lambda channel: urllib.request.urlopen(self.server.ready["metrics"], timeout=PATIENCE).close(),
+            lambda channel: self.server.page(),
         ]
         with grpc.insecure_channel(self.server.address, [("grpc.enable_retries", 0)]) as channel:
             for use in uses:

@@ -35,14 +35,6 @@ def test_floats_have_six_decimals_and_integers_none() -> None:
     assert classes(np.array([[math.inf, -math.inf]]), 2) == [[b"inf:0", b"-inf:1"]]
 
 
-def test_the_smallest_and_largest_integers_compare_exactly() -> None:
-    low, high = -(1 << 63), (1 << 63) - 1
-    assert classes(np.array([[low, 0, high]], np.int64), 3) == [
-        [f"{high}:2".encode(), b"0:1", f"{low}:0".encode()]
-    ]
-    assert classes(np.array([[0, (1 << 64) - 1]], np.uint64), 1) == [[b"18446744073709551615:1"]]
-
-
 def test_nan_is_lowest() -> None:
     row = np.array([[math.nan, 1.0, -math.inf, math.nan]])
     assert classes(row, 4) == [[b"1.000000:1", b"-inf:2", b"nan:0", b"nan:3"]]

@@ -132,10 +132,6 @@ def strings(*texts: str) -> Array:
 
 
 class TestDigest:
-    def test_it_does_not_depend_on_the_id(self, process: Process) -> None:
-        assert process.digests(fp32(1, 3), id="a") == process.digests(fp32(1, 3), id="b")
-        assert process.digests(strings("a"), "s", id="a") == process.digests(strings("a"), "s")
-
     def test_other_values_shapes_models_and_datatypes_have_others(self, process: Process) -> None:
         several = [
             process.digests(fp32(2, 3)),

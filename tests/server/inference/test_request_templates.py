@@ -220,16 +220,6 @@ def plain(request_id: str = "", value: float = 0.0, **fields: Any) -> bytes:
     return request(arrays, id=request_id, **fields).SerializeToString()
 
 
-@pytest.mark.parametrize("bad", [b"\xff", b"\xed\xa0\x80"])
-def test_an_id_that_is_no_utf8_does_not_match_and_is_refused(bad: bytes) -> None:
-    good = plain("a" * len(bad))
-    cache = cache_with(good)
-    data = good.replace(b"a" * len(bad), bad)
-    assert cache.find(data, 0) is None
-    with pytest.raises(Exception, match="is not a ModelInferRequest"):
-        add(RequestTemplateCache(), data)
-
-
 def test_every_truncation_and_every_changed_bit_of_a_message() -> None:
     data = plain("an id", parameters={"priority": pb.InferParameter(int64_param=1)})
     cache = cache_with(data)

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from support.models.small import node, save, value
+from support.models import small
 from support.server.rig import PATIENCE, Array, Make, fp32, request
 
 from tensorferry.protos import inference_pb2 as pb
@@ -21,35 +21,21 @@ from tensorferry.server.config.server_config import ModelSource
 MAX_BYTES = 10_000
 
 
-def repeated(path: Path, width: int) -> Path:
-    """x FP32 [batch, 1] → y FP32 [batch, width] and z = x."""
-    return save(
-        path,
-        [node("Mul", "x ones", "y"), node("Identity", "x", "z")],
-        [value("x", dims=("batch", 1))],
-        [value("y", dims=("batch", width)), value("z", dims=("batch", 1))],
-        {"ones": np.ones((1, width), np.float32)},
-    )
+def repeated(path: Path) -> Path:
+    text = "(float[batch, 1] x) => (float[batch, 500] y, float[batch, 1] z) { y = Mul (x, ones) z = Identity (x) }"
+    return small.written(path, text, ones=np.ones((1, 500), np.float32))
 
 
-def echoed(path: Path) -> Path:
-    """x FP32 [batch, n] → y FP32 [batch, n], twice."""
-    return save(
-        path,
-        [node("Identity", "x", "y"), node("Identity", "x", "z")],
-        [value("x", dims=("batch", "n"))],
-        [value("y", dims=("batch", "n")), value("z", dims=("batch", "n"))],
+def echoed_twice(path: Path) -> Path:
+    text = (
+        "(float[batch, n] x) => (float[batch, n] y, float[batch, n] z) { y = Identity (x) z = Identity (x) }"
     )
+    return small.written(path, text)
 
 
 def zeros(path: Path) -> Path:
-    """x INT64 [2] → y FP32 of that shape."""
-    return save(
-        path,
-        [node("ConstantOfShape", "x", "y")],
-        [value("x", "INT64", dims=(2,))],
-        [value("y", dims=("a", "b"))],
-    )
+    """y has the shape that x says."""
+    return small.written(path, "(int64[2] x) => (float[a, b] y) { y = ConstantOfShape (x) }")
 
 
 @pytest.fixture
@@ -86,7 +72,7 @@ def message(array: Array, *outputs: str) -> pb.ModelInferRequest:
 
 @pytest.mark.parametrize("rows", [6, 30])
 def test_a_known_shape_is_refused_before_the_model_runs(serving: Any, tmp_path: Path, rows: int) -> None:
-    with serving(repeated(tmp_path / "m.onnx", 500)) as (app, stub):
+    with serving(repeated(tmp_path / "m.onnx")) as (app, stub):
         assert stub.ModelInfer(message(fp32(4, 1)), timeout=PATIENCE)
         before = runs(app)
         for _ in range(2):
@@ -104,7 +90,7 @@ def test_a_known_shape_is_refused_before_the_model_runs(serving: Any, tmp_path: 
 
 
 def test_dimensions_named_like_an_inputs_are_known(serving: Any, tmp_path: Path) -> None:
-    with serving(echoed(tmp_path / "m.onnx")) as (_, stub):
+    with serving(echoed_twice(tmp_path / "m.onnx")) as (_, stub):
         code, details = refused(stub, message(fp32(1, 2000)))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "the response would have 16000 bytes (outputs y, z)" in details

@@ -309,6 +309,8 @@ def test_a_failing_request_gets_its_error_and_the_others_their_results(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     def run(inputs: dict[str, Array]) -> dict[str, Array]:
+        if (inputs["x"] == 5).any():
+            raise InvalidRequestError("5 is no input")
         if (inputs["x"] < 0).any():
             raise ModelFailedError("the model failed on this request: why") from ValueError("/a/secret/place")
         return {"y": inputs["x"]}
@@ -317,9 +319,11 @@ def test_a_failing_request_gets_its_error_and_the_others_their_results(
     service = serve(runner)
     first = submit(service, fp32(1, 1))[1]
     runner.await_batches(1)
-    replies = [submit(service, np.full((1, 1), x, np.float32), id=f"id{x}")[1] for x in (1, -1, 2)]
+    replies = [submit(service, np.full((1, 1), x, np.float32), id=f"id{x}")[1] for x in (1, -1, 2, 5)]
     runner.open()
     response_of(first.first())
+    # It is not logged.
+    assert isinstance(error_of(replies[3]), InvalidRequestError)
     assert [y(response_of(replies[at].first())) for at in (0, 2)] == [[[1]], [[2]]]
     error = error_of(replies[1])
     assert "secret" not in str(error)
@@ -337,12 +341,17 @@ def test_a_function_that_fails_for_lengths_that_differ_is_logged_although_the_re
     made = signature(spec("x", "FP32", "batch", "n"), spec("z", "FP32", "batch", "n"))
     replies = Replies()
     data = request({"x": fp32(1, 2), "z": fp32(1, 3)}, id="id").SerializeToString()
-    serve(run, signature=made).submit(data, math.inf, replies)
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    metadata = [("traceparent", f"00-{trace}-b7ad6b7169203331-01")]
+    serve(run, signature=made).submit(data, math.inf, replies, metadata)
     error = error_of(replies)
     assert isinstance(error, InvalidRequestError)
     assert str(error).startswith("step 's' failed; axis 'n' has the lengths 2 (axis 1 of input 'x'), 3")
     (line,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert line.getMessage() == "model m failed on request 'id': step 's' raised ValueError: secret"
+    assert (
+        line.getMessage()
+        == f"model m failed on request 'id' (trace {trace}): step 's' raised ValueError: secret"
+    )
     assert vars(line)["exception"] == "Traceback"
 
 

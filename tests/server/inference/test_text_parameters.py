@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from google.protobuf import json_format
@@ -11,39 +9,29 @@ from support.server.rig import signature, spec
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import TensorError
-from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.requests.codec import DecodedRequest, decode_request
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.signature import Signature
 
-S, B = spec("s", "BYTES", "batch"), spec("s", "BYTES", "batch", binary=True)
-
-
+S = spec("s", "BYTES", "batch")
 E_ACUTE = "\N{LATIN SMALL LETTER E WITH ACUTE}"
 
 
-def message(
-    parameters: dict[str, Any], *shape: int, datatype: str = "BYTES", **fields: Any
-) -> pb.ModelInferRequest:
-    """A request as grpcurl makes it of JSON. A parameter is a text, or its field and value."""
-    given = {
-        key: value if isinstance(value, dict) else {"string_param": value}
-        for key, value in parameters.items()
-    }
+def message(parameters: dict[str, str], *shape: int, datatype: str = "BYTES") -> pb.ModelInferRequest:
+    """A request as grpcurl makes it of JSON."""
+    given = {key: {"string_param": value} for key, value in parameters.items()}
     tensor = {"name": "s", "datatype": datatype, "shape": list(shape), "parameters": given}
-    return json_format.ParseDict({"model_name": "m", "inputs": [tensor]}, pb.ModelInferRequest(**fields))
+    return json_format.ParseDict({"model_name": "m", "inputs": [tensor]}, pb.ModelInferRequest())
 
 
-def decoded(
-    request: pb.ModelInferRequest, made: Signature, limits: RequestLimits | None = None
-) -> DecodedRequest:
-    return decode_request(request, "m", made, True, RegionLease(Regions()), limits or RequestLimits())
+def decoded(request: pb.ModelInferRequest, made: Signature) -> DecodedRequest:
+    return decode_request(request, "m", made, True, RegionLease(Regions()))
 
 
-def refused(request: pb.ModelInferRequest, made: Signature, limits: RequestLimits | None = None) -> str:
+def refused(request: pb.ModelInferRequest, made: Signature) -> str:
     with pytest.raises((InvalidRequestError, TensorError)) as caught:
-        decoded(request, made, limits)
+        decoded(request, made)
     return str(caught.value)
 
 
@@ -86,13 +74,6 @@ def test_keys_that_do_not_fit_the_shape_are_refused(parameters: list[str], shape
     assert expected in refused(message(dict.fromkeys(parameters, "a"), shape), signature(S))
 
 
-@pytest.mark.parametrize("kind", [{"int64_param": "5"}, {"bool_param": True}, {}], ids=str)
-def test_parameters_of_another_kind_are_refused(kind: dict[str, Any]) -> None:
-    got = next(iter(kind), "none")
-    expected = f"invalid value type for 'text' parameter of input 's', expected string_param, got {got}"
-    assert refused(message({"text": kind}, 1), signature(S)) == expected
-
-
 def test_text_and_contents_of_one_input_are_refused() -> None:
     request = message({"text": "a"}, 1)
     request.inputs[0].contents.bytes_contents.append(b"a")
@@ -107,14 +88,3 @@ def test_text_is_for_bytes_only() -> None:
         "input 's' of model 'm': text parameters are for BYTES only, and the datatype is INT64: use contents"
     )
     assert refused(request, signature(spec("s", "INT64", "batch"))) == expected
-
-
-def test_texts_have_the_limits_of_strings() -> None:
-    request = message({"text_0": E_ACUTE * 3, "text_1": ""}, 2)
-    assert decoded(request, signature(S), RequestLimits(string_bytes=6)).rows == 2
-    assert "has a string of 6 bytes; this server takes at most 5" in refused(
-        request, signature(S), RequestLimits(string_bytes=5)
-    )
-    assert "has 65537 strings; this server takes at most 65536" in refused(
-        message({"text_0": ""}, 65_537), signature(S)
-    )

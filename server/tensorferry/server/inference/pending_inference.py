@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,11 @@ from tensorferry.server.observability.tracing.trace import RequestTrace
 from tensorferry.server.runtime.axes.shared_axes import explain_axis_mismatch
 
 _log = logging.getLogger("tensorferry.server")
+
+# The arguments of `PendingInference`, for the classes that have more.
+PendingArguments: TypeAlias = tuple[
+    Match, float, str, Metadata, Callable[[Any], None], RequestTrace | None, object, object
+]
 
 
 class PendingInference(Request, InferenceCall, InferenceReply):
@@ -188,20 +193,8 @@ class SharedMemoryInference(PendingInference):
 
     __slots__ = ("_lease", "_response_spec")
 
-    def __init__(
-        self,
-        match: Match,
-        deadline: float,
-        client: str,
-        metadata: Metadata,
-        finish: Callable[[Any], None],
-        trace: RequestTrace | None,
-        owner: object,
-        stream: object,
-        lease: RegionLease,
-        response_spec: ResponseSpec,
-    ) -> None:
-        super().__init__(match, deadline, client, metadata, finish, trace, owner, stream)
+    def __init__(self, lease: RegionLease, response_spec: ResponseSpec, *request: *PendingArguments) -> None:
+        super().__init__(*request)
         self._lease = lease
         self._response_spec = response_spec
 

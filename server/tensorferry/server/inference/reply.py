@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -40,6 +41,46 @@ class FinishedCall(InferenceCall):
         """See `InferenceCall`."""
         if self._trace is not None:
             self._trace.abandoned()
+
+
+class LaterCall(InferenceCall):
+    """The call of a request that is not submitted yet, and may be withdrawn before. Thread-safe."""
+
+    __slots__ = ("_call", "_lock", "_withdraw")
+
+    def __init__(self) -> None:
+        # Guards the fields below. Nothing is called while it is held.
+        self._lock = threading.Lock()
+        self._call: InferenceCall | None = None
+        # How to withdraw the call once there is one; None unless the request was withdrawn.
+        self._withdraw: Callable[[InferenceCall], None] | None = None
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether the request was withdrawn."""
+        with self._lock:
+            return self._withdraw is not None
+
+    def submitted(self, call: InferenceCall) -> None:
+        """Set the call, and withdraw it if the request was withdrawn."""
+        with self._lock:
+            self._call, withdraw = call, self._withdraw
+        if withdraw is not None:
+            withdraw(call)
+
+    def cancel(self) -> None:
+        """See `InferenceCall`."""
+        self._withdraw_by(lambda call: call.cancel())
+
+    def abandon(self) -> None:
+        """See `InferenceCall`."""
+        self._withdraw_by(lambda call: call.abandon())
+
+    def _withdraw_by(self, withdraw: Callable[[InferenceCall], None]) -> None:
+        with self._lock:
+            self._withdraw, call = withdraw, self._call
+        if call is not None:
+            withdraw(call)
 
 
 # Takes an answer before the last reply. Returns why it cannot be kept, None if it is kept or no longer wanted.

@@ -15,12 +15,14 @@ from tensorferry.protos.tensors import TensorError
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import (
     NotReadyError,
+    PermissionDeniedError,
     ServerError,
     SuspectError,
+    UnauthenticatedError,
 )
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.early_rejection import EarlyRejection
-from tensorferry.server.inference.interface import SHUTTING_DOWN, InlineRunner, status_of_reply
+from tensorferry.server.inference.interface import SHUTTING_DOWN, InlineRunner
 from tensorferry.server.inference.pending_inference import PendingInference
 from tensorferry.server.inference.reply import (
     FinishedCall,
@@ -29,7 +31,7 @@ from tensorferry.server.inference.reply import (
     TakeAnswer,
     error_reply,
 )
-from tensorferry.server.inference.requests.request_limits import DEFAULT_LIMITS
+from tensorferry.server.inference.requests.input_contents import DEFAULT_LIMITS
 from tensorferry.server.inference.requests.request_origin import NO_ORIGIN, RequestOrigin
 from tensorferry.server.inference.requests.request_templates import Match, RequestTemplateCache
 from tensorferry.server.inference.requests.unmatched_request import UnmatchedRequest
@@ -42,8 +44,9 @@ from tensorferry.server.inference.streamed_inference import (
 from tensorferry.server.inference.suspects.crash_watch import CrashWatch, WatchedRequest
 from tensorferry.server.inference.traced_completion import metadata_of, traced_completion, traced_status
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
+from tensorferry.server.observability.logs.trace_context import parse_trace_context
 from tensorferry.server.observability.tracing.trace import RequestTrace, Tracer
-from tensorferry.server.status import Status, StatusCode, code_of
+from tensorferry.server.status import Status, StatusCode, code_of, status_of
 from tensorferry.server.wire.compression import decompress, is_compressed
 
 
@@ -72,20 +75,19 @@ class InferenceService:
         self._triton_status_codes = triton_status_codes
         self._templates = RequestTemplateCache(limits.message_bytes)
         self._crash_watch = crash_watch
-        # Whether the server has stopped accepting requests.
-        self.draining = False
-        self._lame_duck = False
+        # Whether the server has stopped accepting requests, and whether clients should go elsewhere, because it soon will.
+        self.draining = self.lame_duck = False
         # Guards _refused; held for an addition or a copy only.
         self._refused_lock = threading.Lock()
         self._refused: Counter[StatusCode] = Counter()
 
     def begin_lame_duck(self) -> None:
         """Report the server as not ready from now on. Requests are still accepted."""
-        self._lame_duck = True
+        self.lame_duck = True
 
     def begin_drain(self) -> None:
         """Answer every further request with NotReadyError. Accepted requests continue."""
-        self._lame_duck = True
+        self.lame_duck = True
         self.draining = True
         if self._crash_watch is not None:
             self._crash_watch.waiting.close()
@@ -106,12 +108,7 @@ class InferenceService:
 
         A model that is loaded later, or fails to load, changes nothing while another is served.
         """
-        return self._registry.serving and not self._lame_duck
-
-    @property
-    def lame_duck(self) -> bool:
-        """Whether clients should go elsewhere, because the server drains or soon will."""
-        return self._lame_duck
+        return self._registry.serving and not self.lame_duck
 
     @property
     def refused(self) -> Mapping[StatusCode, int]:
@@ -126,9 +123,12 @@ class InferenceService:
 
     def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
         """Return the status of an error that a reply raised, or that kept a call from being admitted."""
-        return status_of_reply(
-            error, reply, triton=self._triton_status_codes, count_refused=self.count_refused
-        )
+        about = dict if reply is None else reply.log_fields
+        status = status_of(error, triton=self._triton_status_codes, about=about)
+        if isinstance(error, (UnauthenticatedError, PermissionDeniedError)):
+            # Counted here, because `submit` never gets such a call.
+            self.count_refused(status.code)
+        return status
 
     def submit(
         self,
@@ -194,8 +194,9 @@ class InferenceService:
                         match = (template, *match[1:])
                 sampled = True
                 if self._tracer.sources or trace is not None:
+                    parent = parse_trace_context(metadata)
                     trace = trace or self._tracer.begin(
-                        template.model, match[1], now, metadata, caller, streamed=stream is not None
+                        template.model, match[1], now, parent, caller, streamed=stream is not None
                     )
                     if trace is not None:
                         finish = traced_completion(
@@ -210,7 +211,7 @@ class InferenceService:
                     if unmatched is not None and unmatched.uses_shared_memory:
                         raise shared_memory_error(template.model.name)
                     pending = StreamedInference(
-                        match, latest, caller.name, metadata, finish, trace, origin, stream, answers
+                        answers, match, latest, caller.name, metadata, finish, trace, origin, stream
                     )
                 elif unmatched is None:
                     pending = PendingInference(
@@ -240,6 +241,7 @@ class InferenceService:
                     # The model was replaced or unloaded since the look-up; another version may serve now.
                     continue
                 request_id, addressed = _identity_of(match, unmatched)
+                fail = partial(self._fail, complete, request_id, addressed, metadata)
                 sequence = None if match is None else match[4]
                 # One of a sequence is refused, because the next one would overtake it.
                 waits = isinstance(error, SuspectError) and (sequence is None or sequence.id is None)
@@ -250,15 +252,15 @@ class InferenceService:
                         stream=stream,
                         answers=answers,
                     )
-                    fail = partial(self._fail, complete, request_id, addressed, metadata)
                     waiting = self._crash_watch.waiting.put(again, fail, latest)
                     if waiting is not None:
                         return waiting
                 if not sampled and self._tracer.sources:
+                    parent = parse_trace_context(metadata)
                     trace = self._tracer.begin(
-                        None, request_id, now, metadata, caller, streamed=stream is not None
+                        None, request_id, now, parent, caller, streamed=stream is not None
                     )
-                complete(self._rejected(error, error_reply(request_id, error, addressed, metadata, trace)))
+                fail(error, trace)
                 return FinishedCall(trace)
 
     def _fail(
@@ -268,22 +270,19 @@ class InferenceService:
         addressed: tuple[str, str],
         metadata: Metadata,
         error: Exception,
+        trace: RequestTrace | None = None,
     ) -> None:
-        """Answer a request that no batcher accepted."""
-        complete(self._rejected(error, error_reply(request_id, error, addressed, metadata)))
-
-    def _rejected(self, error: Exception, reply: InferenceReply) -> InferenceReply:
-        """Count and trace the error of a request that no batcher accepted."""
+        """Count, trace and answer a request that no batcher accepted."""
         if isinstance(error, (ServerError, BatcherError, TensorError)):
             # The traceback refers to the caller's frames; a reply that is never sent would keep its call alive.
             error.__traceback__ = error.__context__ = None
         if not isinstance(error, BatcherError):
             self.count_refused(code_of(error, triton=self._triton_status_codes))
-        if reply.trace is not None:
-            reply.trace.set_model(reply.addressed)
+        if trace is not None:
+            trace.set_model(addressed)
             status = traced_status(error, triton=self._triton_status_codes)
-            reply.trace.completed(None, 0.0, error, status)
-        return reply
+            trace.completed(None, 0.0, error, status)
+        complete(error_reply(request_id, error, addressed, metadata, trace))
 
 
 def _identity_of(match: Match | None, unmatched: UnmatchedRequest | None) -> tuple[str, tuple[str, str]]:

@@ -10,12 +10,9 @@ import numpy as np
 
 from tensorferry.batcher import Outcome
 from tensorferry.server.errors import InvalidRequestError, UnsupportedError
-from tensorferry.server.identity import Metadata
-from tensorferry.server.inference.pending_inference import PendingInference
+from tensorferry.server.inference.pending_inference import PendingArguments, PendingInference
 from tensorferry.server.inference.reply import InferenceReply, TakeAnswer
-from tensorferry.server.inference.requests.request_templates import Match
 from tensorferry.server.inference.responses.stream_responses import Piece
-from tensorferry.server.observability.tracing.trace import RequestTrace
 
 # The answers to a request that wait to be sent. Above this, the function waits: a client that does not read stops it.
 _MOST_UNSENT = 4
@@ -37,26 +34,15 @@ def shared_memory_error(model: str) -> InvalidRequestError:
 
 
 class StreamedInference(PendingInference):
-    """A request that takes several answers; see `TakesAnswers`. Its own reply is the last response, or none.
+    """A request that takes several answers while it runs; see `StreamFunction`. Its own reply is the last response, or none.
 
     `send` is called with each answer.
     """
 
     __slots__ = ("_changed", "_on_over", "_over", "_send", "_unsent")
 
-    def __init__(
-        self,
-        match: Match,
-        deadline: float,
-        client: str,
-        metadata: Metadata,
-        finish: Callable[[Any], None],
-        trace: RequestTrace | None,
-        owner: object,
-        stream: object,
-        send: TakeAnswer,
-    ) -> None:
-        super().__init__(match, deadline, client, metadata, finish, trace, owner, stream)
+    def __init__(self, send: TakeAnswer, *request: *PendingArguments) -> None:
+        super().__init__(*request)
         self._send = send
         # Guards the fields below; notified of each change. Nothing is called while it is held.
         self._changed = threading.Condition()
@@ -65,7 +51,10 @@ class StreamedInference(PendingInference):
         self._on_over: Callable[[], None] | None = None
 
     def take(self, outputs: Mapping[str, Any]) -> bool:
-        """See `TakesAnswers`."""
+        """Send an answer, and wait until there is room for another one. Return whether it is wanted.
+
+        Raises what keeps the answer from being sent, such as LimitError.
+        """
         arrays = {name: np.asarray(output) for name, output in outputs.items()}
         pieces = self._template.response.pieces(self._id_field, Outcome(arrays))
         with self._changed:
@@ -80,7 +69,7 @@ class StreamedInference(PendingInference):
         return True
 
     def on_over(self, call: Callable[[], None]) -> None:
-        """See `TakesAnswers`."""
+        """Call a function, on any thread, if the request ends before its last answer; at once if it has."""
         with self._changed:
             if not self._over:
                 self._on_over = call

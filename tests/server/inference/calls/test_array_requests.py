@@ -21,6 +21,11 @@ def echo(inputs: Mapping[str, Any]) -> Any:
     return {"y": inputs["x"]}
 
 
+def add_echo(world: World, datatype: str, *, binary: bool = False) -> None:
+    x, y = (spec(name, datatype, "batch", binary=binary) for name in "xy")
+    world.add("m", echo, signature(x, outputs=(y,)))
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
@@ -94,13 +99,13 @@ def test_lists_are_converted(world: World, value: Any) -> None:
 def test_lists_of_integers_are_converted_to_integers_of_any_size(
     world: World, datatype: str, value: list[int]
 ) -> None:
-    world.add("m", echo, signature(spec("x", datatype, "batch"), outputs=(spec("y", datatype, "batch"),)))
+    add_echo(world, datatype)
     assert world.call("m", {"x": value})["y"].tolist() == value
 
 
 @pytest.mark.parametrize("value", [[0.5], [2**40]])
 def test_lists_lose_nothing(world: World, value: Any) -> None:
-    world.add("m", echo, signature(spec("x", "INT32", "batch"), outputs=(spec("y", "INT32", "batch"),)))
+    add_echo(world, "INT32")
     with pytest.raises(InvalidInput):
         world.call("m", {"x": value})
 
@@ -116,13 +121,7 @@ def test_lists_lose_nothing(world: World, value: Any) -> None:
     ],
 )
 def test_strings_are_text_or_bytes_as_the_model_takes_them(world: World, value: Any, binary: bool) -> None:
-    world.add(
-        "m",
-        echo,
-        signature(
-            spec("x", "BYTES", "batch", binary=binary), outputs=(spec("y", "BYTES", "batch", binary=binary),)
-        ),
-    )
+    add_echo(world, "BYTES", binary=binary)
     expected = ["ä".encode(), b"b\0"] if binary else ["ä", "b\0"]
     assert world.call("m", {"x": value})["y"].tolist() == expected
 
@@ -135,13 +134,13 @@ def test_strings_are_text_or_bytes_as_the_model_takes_them(world: World, value: 
     ],
 )
 def test_elements_that_are_no_strings_are_refused(world: World, value: Any, message: str) -> None:
-    world.add("m", echo, signature(spec("x", "BYTES", "batch"), outputs=(spec("y", "BYTES", "batch"),)))
+    add_echo(world, "BYTES")
     with pytest.raises(InvalidInput, match=message):
         world.call("m", {"x": value})
 
 
 def test_bf16_is_its_bits(world: World) -> None:
-    world.add("m", echo, signature(spec("x", "BF16", "batch"), outputs=(spec("y", "BF16", "batch"),)))
+    add_echo(world, "BF16")
     assert world.call("m", {"x": np.array([16256], np.uint16)})["y"].tolist() == [16256]
     dtypes = pytest.importorskip("ml_dtypes")
     assert world.call("m", {"x": np.array([1], dtypes.bfloat16)})["y"].tolist() == [16256]

@@ -199,36 +199,27 @@ def test_a_batch_whose_call_is_not_accepted_runs_once(world: World, error: Excep
     assert rows == [1, 5]
 
 
-def test_a_model_that_is_replaced_after_the_look_up_is_looked_up_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = world.add("m", double, VECTOR)
-    batcher = old.batcher
-    enqueue = batcher.enqueue
-
-    def replace(given: Any, **options: Any) -> bool:
-        world.add("m", lambda inputs: {"y": -inputs["x"]}, VECTOR)
-        batcher.close()
-        return enqueue(given, **options)
-
-    monkeypatch.setattr(batcher, "enqueue", replace)
-    assert world.call("m", {"x": X})["y"].tolist() == [0, -1, -2]
-
-
-def test_a_model_that_is_unloaded_after_the_look_up_is_not_ready(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_model_that_goes_after_the_look_up_is_looked_up_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, replaced: bool
 ) -> None:
     old = world.add("m", double, VECTOR)
     enqueue = old.batcher.enqueue
 
-    def unload(given: Any, **options: Any) -> bool:
-        world.registry.mark_unloading(old)
+    def go(given: Any, **options: Any) -> bool:
+        if replaced:
+            world.add("m", lambda inputs: {"y": -inputs["x"]}, VECTOR)
+        else:
+            world.registry.mark_unloading(old)
         old.batcher.close()
         return enqueue(given, **options)
 
-    monkeypatch.setattr(old.batcher, "enqueue", unload)
-    with pytest.raises(NotReadyError):
-        world.call("m", {"x": X})
+    monkeypatch.setattr(old.batcher, "enqueue", go)
+    if replaced:
+        assert world.call("m", {"x": X})["y"].tolist() == [0, -1, -2]
+    else:
+        with pytest.raises(NotReadyError):
+            world.call("m", {"x": X})
 
 
 def test_calls_are_cancelled_when_the_function_has_returned(world: World) -> None:

@@ -49,10 +49,10 @@ def spans_of_a_request(
     )
     for declared in (inner, middle, outer):
         world.load(declared)
-    world.tracer.switch(source, on=True)
+    world.tracer.add(source)
     # With an access log, every request has a trace, but a call has a span only below another.
     monkeypatch.setattr(logging.getLogger("tensorferry.access"), "level", logging.INFO)
-    world.tracer.switch(AccessLog(10), on=True)
+    world.tracer.add(AccessLog(10))
     replies = Replies()
     data = request({"x": np.ones(2, "f4")}, model="outer", id="one").SerializeToString()
     world.service.submit(data, math.inf, replies, [("traceparent", parent)])

@@ -13,7 +13,7 @@ from support.open_files import open_files
 from support.server.regions import input_in, names
 
 from tensorferry.server.errors import AlreadyExistsError, InvalidRequestError, LimitError, NotFoundError
-from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
+from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions, Span
 from tensorferry.server.inference.shared_memory.system import SystemSharedMemory
 
 
@@ -22,11 +22,17 @@ def is_open(path: Path) -> bool:
     return any(identity == f"{path} {file}" for _, identity in open_files())
 
 
+def span_of(regions: Regions, **place: int) -> Span:
+    """The place of a tensor in the region `r`."""
+    span = RegionLease(regions).span(input_in(**place))
+    assert span is not None
+    return span
+
+
 @pytest.mark.parametrize("key", ["key", "/key", "///key"])
 def test_a_region_is_a_part_of_a_file(regions: Regions, key: str) -> None:
     regions.register_system("r", key, 8, 32)
-    span = RegionLease(regions).span(input_in(nbytes=4, offset=2))
-    assert span is not None
+    span = span_of(regions, nbytes=4, offset=2)
     assert span.read() == bytes([10, 11, 12, 13])
     span.write(memoryview(b"new"))
     assert span.read() == b"new\x0d"
@@ -135,16 +141,9 @@ def test_wrong_places_are_refused(regions: Regions, tensor: Any, message: str) -
     assert message in str(caught.value)
 
 
-def test_a_tensor_without_parameters_is_in_no_region(regions: Regions) -> None:
-    lease = RegionLease(regions)
-    assert lease.span(input_in(None, None)) is None
-    assert not lease
-
-
 def test_a_failed_write_is_an_error(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
     regions.register_system("r", "key", 0, 64)
-    span = RegionLease(regions).span(input_in())
-    assert span is not None
+    span = span_of(regions)
 
     def full(*args: Any) -> int:
         raise OSError(28, "No space left on device")
@@ -167,8 +166,7 @@ def test_a_process_that_can_open_no_more_files_is_at_a_limit(
 
 def test_short_reads_and_writes_are_continued(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
     regions.register_system("r", "key", 0, 64)
-    span = RegionLease(regions).span(input_in(nbytes=10))
-    assert span is not None
+    span = span_of(regions, nbytes=10)
     pread, pwrite = os.pread, os.pwrite
     monkeypatch.setattr(os, "pread", lambda file, n, at: pread(file, min(n, 3), at))
     monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:3], at))

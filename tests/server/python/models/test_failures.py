@@ -38,9 +38,10 @@ def refusing(text: str) -> Callable[[], None]:
     return refuse
 
 
-def test_a_function_that_is_the_whole_model_is_named_once() -> None:
-    found = failures.request_error(raised(failing), "embed", "embed")
-    assert str(found) == "model 'embed' failed on this request: the server's log has the reason"
+def test_a_wrong_return_says_what_was_returned() -> None:
+    found = failures.wrong_return("output 'y' is INT64[1]", "embed", "decode")
+    assert str(found) == "step 'decode' of model 'embed' failed on this request: output 'y' is INT64[1]"
+    assert found.reason == "step 'decode' returned a wrong result: output 'y' is INT64[1]"
 
 
 def test_the_text_of_an_invalid_input_is_bounded_and_never_empty() -> None:

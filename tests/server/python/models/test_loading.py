@@ -115,18 +115,6 @@ def test_rows_of_different_lengths_are_padded_for_each_request(load: LoadFunctio
     assert np.asarray(held.result()["ids"]).shape == (1, 99)
 
 
-def test_rows_are_padded_with_the_values_of_the_function(load: LoadFunction) -> None:
-    declared = FunctionModel(
-        "count",
-        lambda n: [np.arange(each) for each in n],
-        {"n": INT64[-1]},
-        {"y": INT64[-1, -1]},
-        row_padding=lambda: RowPadding((16,), {"y": 9}),
-    )
-    answer = load(declared).batcher.submit_rows({"n": np.array([1, 3])}).result()
-    assert np.asarray(answer["y"]).tolist() == [[0, 9, 9], [0, 1, 2]]
-
-
 @pytest.mark.parametrize("lengths", [[0, 2], [1, 1, 3, 3], [3, 3, 1, 1], [0, 0, 2], [2, 2, 0], [1, 2, 0, 0]])
 def test_batches_of_one_request_are_padded_together(load: LoadFunction, lengths: list[int]) -> None:
     elements = {"id": (1, 9), "word": ("w", ""), "blob": (b"x", b"")}

@@ -28,18 +28,6 @@ def _stage(steps: Sequence[StageStep], outputs: Sequence[str] | None, **options:
     return StageFunction("m", steps, outputs, **options)
 
 
-def test_a_python_step_gets_the_rows_of_each_request() -> None:
-    seen: list[Any] = []
-
-    def run(inputs: Mapping[str, Any], rows: Sequence[int]) -> Mapping[str, Any]:
-        seen.append(rows)
-        return {"y": inputs["x"]}
-
-    stage = _stage([StageStep("one", run, python=True)], None)
-    assert stage.run_batch({"x": 1}, [_request(2), _request(3)]) == {"y": 1}
-    assert seen == [[2, 3]]
-
-
 def test_nothing_runs_after_the_last_deadline() -> None:
     clock, ran = _Clock(), list[str]()
 

@@ -172,7 +172,7 @@ class _CallsOfBatch(AbstractContextManager[None]):
             finish: Callable[[Any], None] = partial(self._completed, model.name, future)
             trace = self._begin_trace(model, requests, now)
             if trace is not None:
-                finish = traced_completion(trace, partial(_sent, trace, finish), model, triton=triton)
+                finish = traced_completion(trace, finish, model, triton=triton)
             pending = PendingInference(
                 (template, _id_of(first), b"", decoded.tensors, template.sequence),
                 min(deadline, now + template.timeout),
@@ -204,7 +204,7 @@ class _CallsOfBatch(AbstractContextManager[None]):
             return None
         first = requests[0]
         client = ClientIdentity(first.client, frozenset()) if first.client else ANONYMOUS
-        return self._calls.tracer.begin_call(model, _id_of(first), now, parent, client, self._caller)
+        return self._calls.tracer.begin(model, _id_of(first), now, parent, client, called_by=self._caller)
 
     def _completed(self, name: str, future: Future[dict[str, Any]], pending: PendingInference) -> None:
         """Take the outcome of a call. Runs on a thread of the called model's batcher, or the one that cancels."""
@@ -214,12 +214,8 @@ class _CallsOfBatch(AbstractContextManager[None]):
             error = _error_of_call(outcome.error, self._caller, name)
             outcome = outcome._replace(error=error)
         completion_of(future, one_row=False)(outcome)
-
-
-def _sent(trace: RequestTrace, complete: Callable[[Any], None], pending: PendingInference) -> None:
-    """Complete a traced call, and end its trace."""
-    complete(pending)
-    trace.sent()
+        if pending.trace is not None:
+            pending.trace.sent()
 
 
 def _id_of(request: Request) -> str:

@@ -23,15 +23,42 @@ from tensorferry.protos.tensors import (
 )
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError
-from tensorferry.server.inference.requests.request_limits import check_string_lengths
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Span
 from tensorferry.server.signature import TensorSpec
+from tensorferry.server.wire.bounds import MAX_STRINGS
 from tensorferry.server.wire.parameters import text_parameters
 
 InputMessage = pb.ModelInferRequest.InferInputTensor
 
+# The operator's limits on one request, where there are none. `wire.bounds` has the fixed ones.
+DEFAULT_LIMITS = RequestLimits()
+
 # By byte of a raw BOOL. ONNX Runtime miscounts bytes other than 0 and 1, and its outputs then have memory of others.
 _AS_BOOL = b"\0" + b"\1" * 255
+
+
+def check_string_counts(request: pb.ModelInferRequest) -> None:
+    """Raise InvalidRequestError for a tensor whose shape has more strings than allowed."""
+    for tensor in request.inputs:
+        if tensor.datatype != "BYTES":
+            continue
+        # The shape's count, because decoding checks later that the contents agree with it.
+        count = max(element_count(tensor.shape), len(tensor.contents.bytes_contents))
+        if count > MAX_STRINGS:
+            raise InvalidRequestError(
+                f"input {tensor.name[:64]!r} has {count} strings; this server takes at most {MAX_STRINGS} in a tensor: send "
+                "less at once"
+            )
+
+
+def check_string_lengths(array: npt.NDArray[Any], name: str, limits: RequestLimits) -> None:
+    """Raise InvalidRequestError for a string that is longer than allowed."""
+    longest = max(map(len, array.flat), default=0)
+    if longest > limits.string_bytes:
+        raise InvalidRequestError(
+            f"input {name!r} has a string of {longest} bytes; this server takes at most {limits.string_bytes}: send shorter "
+            "ones, or start it with a larger --max-string-bytes"
+        )
 
 
 class InputContents(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,8 +10,11 @@ from tensorferry.batcher import SequenceTag, StatefulBatcher
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError, ServerError
-from tensorferry.server.identity import Metadata
-from tensorferry.server.inference.pending_inference import PendingInference, SharedMemoryInference
+from tensorferry.server.inference.pending_inference import (
+    PendingArguments,
+    PendingInference,
+    SharedMemoryInference,
+)
 from tensorferry.server.inference.requests.codec import ResponseSpec, decode_request
 from tensorferry.server.inference.requests.request_templates import (
     Match,
@@ -22,7 +25,6 @@ from tensorferry.server.inference.responses.response_size import check_response_
 from tensorferry.server.inference.responses.responses import id_field_of
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
-from tensorferry.server.observability.tracing.trace import RequestTrace
 from tensorferry.server.runtime.axes.no_rows import empty_outputs
 from tensorferry.server.wire import structure
 from tensorferry.server.wire.parameters import read_parameters
@@ -118,32 +120,11 @@ class UnmatchedRequest:
             template = templates.add(self._data, self._message, model, decoded, generation)
         return template, self.request_id, id_field_of(self.request_id), decoded.tensors, template.sequence
 
-    def pending(
-        self,
-        match: Match,
-        deadline: float,
-        client: str,
-        metadata: Metadata,
-        finish: Callable[[Any], None],
-        trace: RequestTrace | None,
-        owner: object = None,
-        stream: object = None,
-    ) -> PendingInference:
+    def pending(self, *request: *PendingArguments) -> PendingInference:
         """Return the request for the batcher. It releases the shared memory when it has an outcome."""
         if self._lease:
-            return SharedMemoryInference(
-                match,
-                deadline,
-                client,
-                metadata,
-                finish,
-                trace,
-                owner,
-                stream,
-                self._lease,
-                self._response_spec,
-            )
-        return PendingInference(match, deadline, client, metadata, finish, trace, owner, stream)
+            return SharedMemoryInference(self._lease, self._response_spec, *request)
+        return PendingInference(*request)
 
     def release(self) -> None:
         """Release the shared memory of a request that no batcher accepted. Idempotent."""

@@ -6,78 +6,29 @@ Decompressing and checking a message takes up to 30 ms, which would delay every 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Protocol
 
 from tensorferry.batcher import Cancelled
 from tensorferry.server.identity import ClientIdentity, Metadata
-from tensorferry.server.inference.reply import InferenceCall, InferenceReply, TakeAnswer, error_reply
+from tensorferry.server.inference.reply import (
+    InferenceCall,
+    InferenceReply,
+    LaterCall,
+    TakeAnswer,
+    error_reply,
+)
 
 _log = logging.getLogger("tensorferry.server")
 
 
-class Submit(Protocol):
-    """`InferenceService.submit`."""
-
-    def __call__(
-        self,
-        data: bytes,
-        deadline: float,
-        complete: Callable[[InferenceReply], None],
-        metadata: Metadata,
-        *,
-        caller: ClientIdentity,
-        stream: object,
-        answers: TakeAnswer | None,
-    ) -> InferenceCall:
-        """Serve one request."""
-
-
-class _PendingCall(InferenceCall):
-    """A request that waits for a thread; later, its call."""
-
-    __slots__ = ("_call", "_lock", "_withdraw")
-
-    def __init__(self) -> None:
-        # Guards both below. Nothing is called while it is held.
-        self._lock = threading.Lock()
-        self._call: InferenceCall | None = None
-        # How to withdraw the call once there is one; None unless the request was withdrawn.
-        self._withdraw: Callable[[InferenceCall], None] | None = None
-
-    @property
-    def withdrawn(self) -> bool:
-        with self._lock:
-            return self._withdraw is not None
-
-    def submitted(self, call: InferenceCall) -> None:
-        with self._lock:
-            self._call, withdraw = call, self._withdraw
-        if withdraw is not None:
-            withdraw(call)
-
-    def cancel(self) -> None:
-        self._withdraw_by(lambda call: call.cancel())
-
-    def abandon(self) -> None:
-        self._withdraw_by(lambda call: call.abandon())
-
-    def _withdraw_by(self, withdraw: Callable[[InferenceCall], None]) -> None:
-        with self._lock:
-            self._withdraw, call = withdraw, self._call
-        if call is not None:
-            withdraw(call)
-
-
 class Unpacker:
-    """Calls `submit` on the threads of an executor. Thread-safe.
+    """Calls `submit`, that of the service, on the threads of an executor. Thread-safe.
 
     After the executor is shut down, `submit` is called on the calling thread.
     """
 
-    def __init__(self, submit: Submit, threads: Executor) -> None:
+    def __init__(self, submit: Callable[..., InferenceCall], threads: Executor) -> None:
         self._submit = submit
         self._threads = threads
 
@@ -96,7 +47,7 @@ class Unpacker:
 
         `submitted` is called once the service has the request, or it is answered.
         """
-        pending = _PendingCall()
+        pending = LaterCall()
 
         def serve() -> None:
             try:

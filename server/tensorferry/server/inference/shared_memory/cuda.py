@@ -13,18 +13,9 @@ from tensorferry.server.errors import (
     UnsupportedError,
     truncate,
 )
+from tensorferry.server.inference.shared_memory import cuda_driver
 from tensorferry.server.inference.shared_memory.cuda_driver import (
     HANDLE_BYTES,
-    INVALID_CONTEXT,
-    INVALID_DEVICE,
-    INVALID_HANDLE,
-    INVALID_VALUE,
-    MAP_FAILED,
-    NOT_SUPPORTED,
-    OPERATING_SYSTEM,
-    OUT_OF_MEMORY,
-    PEER_ACCESS_UNSUPPORTED,
-    TOO_MANY_PEERS,
     CudaDriver,
     CudaError,
     CudaMissingError,
@@ -34,15 +25,15 @@ _log = logging.getLogger("tensorferry.server")
 
 # The driver's results for a wrong handle or memory that is gone.
 _CLIENT_ERRORS = {
-    INVALID_VALUE,
-    INVALID_DEVICE,
-    INVALID_CONTEXT,
-    MAP_FAILED,
-    PEER_ACCESS_UNSUPPORTED,
-    INVALID_HANDLE,
+    cuda_driver.INVALID_VALUE,
+    cuda_driver.INVALID_DEVICE,
+    cuda_driver.INVALID_CONTEXT,
+    cuda_driver.MAP_FAILED,
+    cuda_driver.PEER_ACCESS_UNSUPPORTED,
+    cuda_driver.INVALID_HANDLE,
 }
-_NO_ROOM_ERRORS = {OUT_OF_MEMORY, TOO_MANY_PEERS}
-_UNSUPPORTED_ERRORS = {OPERATING_SYSTEM, NOT_SUPPORTED}
+_NO_ROOM_ERRORS = {cuda_driver.OUT_OF_MEMORY, cuda_driver.TOO_MANY_PEERS}
+_UNSUPPORTED_ERRORS = {cuda_driver.OPERATING_SYSTEM, cuda_driver.NOT_SUPPORTED}
 
 
 @dataclass(frozen=True, slots=True)

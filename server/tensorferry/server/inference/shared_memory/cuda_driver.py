@@ -49,13 +49,6 @@ class CudaMissingError(Exception):
     """CUDA is not available. The message says why."""
 
 
-class MappedMemory(NamedTuple):
-    """Another process's device memory: its address in this process, and the bytes from there to its end."""
-
-    address: int
-    nbytes: int
-
-
 class _Device(NamedTuple):
     context: ctypes.c_void_p
     stream: ctypes.c_void_p
@@ -129,8 +122,11 @@ class CudaDriver:
         self._check()
         return self._count
 
-    def open(self, device: int, handle: bytes) -> MappedMemory:
-        """Open the memory that another process exported, by a handle of HANDLE_BYTES, on the memory's device."""
+    def open(self, device: int, handle: bytes) -> tuple[int, int]:
+        """Open the memory that another process exported, by a handle of HANDLE_BYTES, on the memory's device.
+
+        Return its address in this process, and the bytes from there to its end.
+        """
         with self._current(device):
             address, base, size = _ADDRESS(), _ADDRESS(), _SIZE()
             ipc_handle = _Handle.from_buffer_copy(handle)
@@ -140,7 +136,7 @@ class CudaDriver:
             except CudaError:
                 self._call("cuIpcCloseMemHandle", address.value)
                 raise
-        return MappedMemory(address.value, base.value + size.value - address.value)
+        return address.value, base.value + size.value - address.value
 
     def close(self, device: int, address: int) -> None:
         """Close opened memory."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from tensorferry.batcher import Cancelled, DeadlineExceeded
 from tensorferry.server.errors import NotReadyError
 from tensorferry.server.inference.interface import SHUTTING_DOWN
-from tensorferry.server.inference.reply import InferenceCall
+from tensorferry.server.inference.reply import InferenceCall, LaterCall
 from tensorferry.server.processes.suspect_requests import TrialLock
 from tensorferry.server.runtime.recovery.watchdog import Watchdog
 from tensorferry.server.system.threads import ThreadKind, new_thread
@@ -19,13 +19,13 @@ from tensorferry.server.system.threads import ThreadKind, new_thread
 _MOST = 256
 
 
-class WaitingCall(InferenceCall):
+class WaitingCall(LaterCall):
     """A suspect that waits; then the call that runs it. Thread-safe.
 
-    `run` submits it, `fail` answers it with an error. `leave` is called with it when it is cancelled.
+    `run` submits it, `fail` answers it with an error. `leave` is called with it when it is withdrawn.
     """
 
-    __slots__ = ("_call", "_cancelled", "_fail", "_leave", "_lock", "_run")
+    __slots__ = ("_fail", "_leave", "_run")
 
     def __init__(
         self,
@@ -33,51 +33,32 @@ class WaitingCall(InferenceCall):
         fail: Callable[[Exception], None],
         leave: Callable[[WaitingCall], None],
     ) -> None:
+        super().__init__()
         self._fail = fail
         self._leave = leave
-        # Guards the fields below. Nothing is called while it is held.
-        self._lock = threading.Lock()
-        # None once it is run, or has failed.
+        # None once it is run, or has failed. The lock guards it.
         self._run: Callable[[], InferenceCall] | None = run
-        self._call: InferenceCall | None = None
-        self._cancelled = False
 
     def start(self) -> None:
         """Run it, unless it has failed."""
-        with self._lock:
-            run, self._run = self._run, None
+        run = self._take()
         if run is not None:
-            call = run()
-            with self._lock:
-                self._call = call
-                cancelled = self._cancelled
-            if cancelled:
-                call.cancel()
+            self.submitted(run())
 
     def fail(self, error: Exception) -> None:
         """Answer it with an error, unless it is run, or has failed."""
-        with self._lock:
-            run, self._run = self._run, None
-        if run is not None:
+        if self._take() is not None:
             self._fail(error)
 
-    def cancel(self) -> None:
-        """See `InferenceCall`."""
+    def _take(self) -> Callable[[], InferenceCall] | None:
+        with self._lock:
+            run, self._run = self._run, None
+        return run
+
+    def _withdraw_by(self, withdraw: Callable[[InferenceCall], None]) -> None:
         self._leave(self)
         self.fail(Cancelled("the request was cancelled while it waited to run alone"))
-        with self._lock:
-            self._cancelled = True
-            call = self._call
-        if call is not None:
-            call.cancel()
-
-    def abandon(self) -> None:
-        """See `InferenceCall`."""
-        self.cancel()
-        with self._lock:
-            call = self._call
-        if call is not None:
-            call.abandon()
+        super()._withdraw_by(withdraw)
 
 
 class WaitingSuspects:

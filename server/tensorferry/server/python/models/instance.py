@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
@@ -100,25 +99,13 @@ class FunctionInstance(WatchedRun):
         index: int,
         limits: RunLimits,
     ) -> None:
-        super().__init__()
         self._step = step
         self._model = health.name
         self._call = call
         self._process = process
-        self._health = health
-        self._index = index
-        self._limit = limits.run_seconds or math.inf
-        self._start_limit = limits.rebuild_seconds
         if process is not None:
             process.on_death(lambda: health.record(InstanceEvent.PROCESS_DIED))
-        self._began = 0.0
-        self._give_up: Callable[[RunTimedOut], None] = lambda error: None
-        if limits.watchdog is not None:
-            limits.watchdog.watch(self)
-
-    def on_hang(self, give_up: Callable[[RunTimedOut], None]) -> None:
-        """Set the function to call if a run does not end in time, or even after its process was killed."""
-        self._give_up = give_up
+        super().__init__(health, index, limits)
 
     def run(self, inputs: Mapping[str, Array], rows: Sequence[int] = ()) -> dict[str, Any]:
         """Run the function on a batch; return arrays or `RaggedRows` by output.
@@ -194,7 +181,7 @@ class FunctionInstance(WatchedRun):
         """
         assert self._process is not None
         self._running, self._overdue = self._process, None
-        self._due = time.monotonic() + self._start_limit
+        self._due = time.monotonic() + self._rebuild_limit
         try:
             self._process.start()
         except (ProcessNotStarted, ProcessDied) as error:

@@ -18,8 +18,7 @@ import numpy as np
 from tensorferry.protos.tensors import from_numbers
 from tensorferry.server.errors import NotReadyError, StartError, truncate
 from tensorferry.server.observability.logs.log_format import EXCEPTION
-from tensorferry.server.onnx.batching.random_rows import distinct_rows, rows_of
-from tensorferry.server.onnx.batching.row_kinds import Row, batch_of_rows
+from tensorferry.server.onnx.batching.row_kinds import Row, batch_of_rows, distinct_rows, rows_of
 from tensorferry.server.processes.functions.errors import FunctionRaised
 from tensorferry.server.python.functions.failure import Failure, describe
 from tensorferry.server.python.models.instance import BatchCall

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
@@ -20,7 +20,7 @@ from tensorferry.server.processes.functions.errors import ProcessNotStarted
 from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.processes.suspect_requests import RefusedRequests
 from tensorferry.server.python.functions.answers import NO_MORE, answers_of
-from tensorferry.server.python.functions.call import Call, bound_call
+from tensorferry.server.python.functions.call import bound_call
 from tensorferry.server.python.functions.failure import traceback_text
 from tensorferry.server.python.models.configured import check_tensors, configured, configured_decision
 from tensorferry.server.python.models.instance import (
@@ -31,7 +31,7 @@ from tensorferry.server.python.models.instance import (
 )
 from tensorferry.server.python.models.load_check import LoadCheck, check_at_load
 from tensorferry.server.python.models.signature import signature_of_function
-from tensorferry.server.python.steps.loaded_step import LoadedStep, StepInstance, WarmupTime
+from tensorferry.server.python.steps.loaded_step import LoadedStep, StepInstance
 from tensorferry.server.runtime.axes.empty_axes import EmptyAxes, axis_sets_to_test
 from tensorferry.server.runtime.checks.sampling import Array, varies
 from tensorferry.server.runtime.checks.trial_runs import trial_run
@@ -101,9 +101,7 @@ def load_function_step(
         make_instance=make_instance,
         run_seconds={} if declared.streams else found.seconds,
         # Without fixed shapes, a run's time depends on more than the rows.
-        warmup=()
-        if declared.streams or varies(signature)
-        else tuple(WarmupTime(rows, took) for rows, took in found.seconds.items()),
+        warmup={} if declared.streams or varies(signature) else found.seconds,
         # Python code is given empty axes as they are: numpy does not end the process on them.
         empty_axes=EmptyAxes(
             dict.fromkeys(axis_sets_to_test(signature, batched=settings.max_batch_size > 0), "")
@@ -125,15 +123,33 @@ class _Worker(NamedTuple):
 
 def _workers(declared: FunctionModel, source: ModelSource) -> Sequence[_Worker]:
     """Return what runs each instance. StartError if the function, or a process, cannot be loaded."""
-    if declared.takes_requests:
-        loaded: list[_Worker] = []
-        with _closing_on_error(loaded):
-            for _ in range(declared.workers):
-                loaded.append(_of_requests(declared))
-        return loaded
-    if not declared.processes:
-        in_thread = _answers_in_thread if declared.streams else _in_thread
-        return [in_thread(_bound(declared)) for _ in range(declared.workers)]
+    if declared.processes:
+        return _in_processes(declared, source)
+    workers: list[_Worker] = []
+    with _closing_on_error(workers):
+        for _ in range(declared.workers):
+            workers.append(_in_thread(declared))
+    return workers
+
+
+def _in_thread(declared: FunctionModel) -> _Worker:
+    try:
+        if declared.takes_requests:
+            made: Any = declared.function()
+            made.load()
+            run = (lambda inputs, rows: made.answers(inputs)) if declared.streams else made.run
+            return _Worker(run, close=made.close)
+        call = bound_call(declared)
+    except DeclarationError as error:
+        raise StartError(str(error)) from None
+    except Exception as error:
+        raise StartError(f"model {declared.name!r} cannot be loaded:\n{traceback_text(error)}") from None
+    if declared.streams:
+        return _Worker(lambda inputs, rows: answers_of(call(inputs)))
+    return _Worker(lambda inputs, rows: call(inputs))
+
+
+def _in_processes(declared: FunctionModel, source: ModelSource) -> Sequence[_Worker]:
     refused = RefusedRequests()
     processes = [
         WorkerProcess(
@@ -141,10 +157,7 @@ def _workers(declared: FunctionModel, source: ModelSource) -> Sequence[_Worker]:
         )
         for number in range(declared.processes)
     ]
-    workers = [
-        _Worker(_answers_in(process) if declared.streams else process.run, process, process.close)
-        for process in processes
-    ]
+    workers = [_of_process(process, streams=declared.streams) for process in processes]
     # At the same time, because imports may take seconds.
     with _closing_on_error(workers), ThreadPoolExecutor(len(processes)) as starts:
         for started in [starts.submit(process.start) for process in processes]:
@@ -171,34 +184,17 @@ def _closing_on_error(workers: Sequence[_Worker]) -> Iterator[None]:
         raise
 
 
-def _of_requests(declared: FunctionModel) -> _Worker:
-    try:
-        made: Any = declared.function()
-        made.load()
-    except Exception as error:
-        raise StartError(f"model {declared.name!r} cannot be loaded:\n{traceback_text(error)}") from None
-    if declared.streams:
-        return _Worker(lambda inputs, rows: made.answers(inputs), close=made.close)
-    return _Worker(made.run, close=made.close)
-
-
-def _answers_in(process: WorkerProcess) -> BatchCall:
-    return lambda inputs, rows: process.answers(inputs)
-
-
-def _answers_in_thread(call: Call) -> _Worker:
-    return _Worker(lambda inputs, rows: answers_of(call(inputs)))
+def _of_process(process: WorkerProcess, *, streams: bool) -> _Worker:
+    run = (lambda inputs, rows: process.answers(inputs)) if streams else process.run
+    return _Worker(run, process, process.close)
 
 
 def _first_answer(call: BatchCall) -> BatchCall:
     """Return what runs a function that yields until its first answer, and returns that; no outputs if there is none."""
 
     def run(inputs: Mapping[str, Array], rows: Sequence[int]) -> Any:
-        answers = call(inputs, rows)
-        try:
+        with closing(call(inputs, rows)) as answers:
             answer = answers.read()
-        finally:
-            answers.close()
         return {} if answer is NO_MORE else answer
 
     return run
@@ -208,19 +204,6 @@ def _tried(name: str, worker: _Worker, call: BatchCall) -> BatchCall:
     """Return the call as trial runs. Only a process can be ended."""
     end = (lambda: None) if worker.process is None else worker.process.end_runs
     return lambda inputs, rows: trial_run(lambda: call(inputs, rows), f"function {name!r}", inputs, end)
-
-
-def _in_thread(call: Call) -> _Worker:
-    return _Worker(lambda inputs, rows: call(inputs))
-
-
-def _bound(declared: FunctionModel) -> Call:
-    try:
-        return bound_call(declared)
-    except DeclarationError as error:
-        raise StartError(str(error)) from None
-    except Exception as error:
-        raise StartError(f"model {declared.name!r} cannot be loaded:\n{traceback_text(error)}") from None
 
 
 def _most_rows(declared: FunctionModel, config: ServerConfig) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 from tensorferry.batcher import ControlTensor, Padding, RunTimedOut, SequenceLimits, StagedModel, StateTensor
 from tensorferry.protos.model_config_pb2 import ModelConfig
@@ -14,13 +14,6 @@ from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.runtime.axes.empty_axes import EmptyAxes
 from tensorferry.server.runtime.recovery.instance_health import InstanceHealth
 from tensorferry.server.signature import Signature
-
-
-class WarmupTime(NamedTuple):
-    """What a run of `rows` rows took at load."""
-
-    rows: int
-    seconds: float
 
 
 class StepInstance(NamedTuple):
@@ -41,11 +34,8 @@ class StepInstance(NamedTuple):
     answers: Callable[..., Generator[Mapping[str, Any], None, None]] | None = None
 
 
-class MakeInstance(Protocol):
-    """Makes the instance of a number, counted from 0, that reports to `health` as the instance `health_index`."""
-
-    def __call__(self, number: int, health: InstanceHealth, health_index: int) -> StepInstance:
-        """Return the instance. StartError if it cannot be made."""
+# Makes the instance of a number, counted from 0, which reports as the instance of an index. StartError if it cannot be made.
+MakeInstance: TypeAlias = Callable[[int, InstanceHealth, int], StepInstance]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +67,7 @@ class LoadedStep:
     batching: str
     make_instance: MakeInstance
     run_seconds: Mapping[int, float]
-    warmup: Sequence[WarmupTime] = ()
+    warmup: Mapping[int, float] = field(default_factory=dict)
     padding: Padding | None = None
     empty_axes: EmptyAxes = field(default_factory=EmptyAxes)
     steady: bool = False

@@ -6,35 +6,18 @@ import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Protocol
+from typing import Any
 
 from tensorferry.batcher import Request
 from tensorferry.server.python.steps.stage_function import CallsOfBatch, StepTimes
 from tensorferry.server.runtime.recovery.watchdog import Watchdog
 
 
-class TakesAnswers(Protocol):
-    """A request that takes several answers."""
-
-    deadline: float
-
-    def cancel(self) -> None:
-        """End the request; with DeadlineExceeded if its deadline has passed. Thread-safe."""
-
-    def take(self, outputs: Mapping[str, Any]) -> bool:
-        """Send an answer, and wait until there is room for another one. Return whether it is wanted.
-
-        Raises what keeps the answer from being sent, such as LimitError.
-        """
-
-    def on_over(self, call: Callable[[], None]) -> None:
-        """Call a function, on any thread, if the request ends before its last answer; at once if it has."""
-
-
 class StreamFunction:
     """Runs a function that yields. One thread at a time calls it; see `BatchAware`.
 
-    The watchdog ends requests at their deadline, while the function computes or waits.
+    Its requests are of the class `StreamedInference`, which takes several answers. The watchdog ends them at their
+    deadline, while the function computes or waits.
     """
 
     def __init__(
@@ -43,22 +26,20 @@ class StreamFunction:
         answers: Callable[..., Generator[Mapping[str, Any], None, None]],
         times: StepTimes,
         calls: CallsOfBatch,
-        watchdog: Watchdog | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        watchdog: Watchdog | None,
     ) -> None:
         self._model = model
         self._answers = answers
         self._times = times
         self._calls = calls
         self._watchdog = watchdog
-        self._clock = clock
         # The request that runs. Written by the thread that runs it, read by the watchdog's.
-        self._request: TakesAnswers | None = None
+        self._request: Any = None
 
     def run_batch(self, inputs: Mapping[str, Any], requests: Sequence[Request], /) -> Mapping[str, Any]:
         """Give the only request its answers; return no outputs. Raises what the function raises."""
         request: Any = requests[0]
-        began = self._clock()
+        began = time.monotonic()
         self._request = request
         if self._watchdog is not None and request.deadline < math.inf:
             self._watchdog.watch(self)
@@ -72,7 +53,7 @@ class StreamFunction:
                         break
         finally:
             self._request = None
-        self._times.add(self._clock() - began)
+        self._times.add(time.monotonic() - began)
         return {}
 
     def check(self, now: float) -> float | None:
@@ -81,6 +62,6 @@ class StreamFunction:
         if request is None:
             return None
         if now < request.deadline:
-            return request.deadline
+            return float(request.deadline)
         request.cancel()
         return None

@@ -10,12 +10,14 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tensorferry.serving import infer, submit
+from tensorferry.protos.tensors import DATATYPES
+from tensorferry.serving import submit
 
 Array = npt.NDArray[Any]
 
@@ -25,20 +27,11 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 TRITONSERVER_REQUEST_RELEASE_ALL = 1
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
-_TYPES: Mapping[str, Any] = {
-    "TYPE_BOOL": np.bool_,
-    "TYPE_UINT8": np.uint8,
-    "TYPE_UINT16": np.uint16,
-    "TYPE_UINT32": np.uint32,
-    "TYPE_UINT64": np.uint64,
-    "TYPE_INT8": np.int8,
-    "TYPE_INT16": np.int16,
-    "TYPE_INT32": np.int32,
-    "TYPE_INT64": np.int64,
-    "TYPE_FP16": np.float16,
-    "TYPE_FP32": np.float32,
-    "TYPE_FP64": np.float64,
-    "TYPE_STRING": np.object_,
+# numpy's type of each datatype, by its name in configurations. numpy has no BF16.
+_TYPES = {
+    f"TYPE_{'STRING' if name == 'BYTES' else name}": kind.storage.type
+    for name, kind in DATATYPES.items()
+    if name != "BF16"
 }
 
 
@@ -47,7 +40,7 @@ class TritonModelException(Exception):
 
 
 class TritonError:
-    """The error of one response."""
+    """The error of one response: its text, and its code, which is one of the constants."""
 
     UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
 
@@ -55,16 +48,14 @@ class TritonError:
         self._message, self._code = message, code
 
     def message(self) -> str:
-        """Return the text."""
         return self._message
 
     def code(self) -> int:
-        """Return the code, one of the constants of this class."""
         return self._code
 
 
 class Tensor:
-    """A named array in the memory of the host."""
+    """A named array in the memory of the host. `triton_dtype` is its datatype as a configuration names it."""
 
     def __init__(self, name: str, array: Any) -> None:
         self._name, self._array = name, np.asarray(array)
@@ -72,27 +63,21 @@ class Tensor:
             self._array = self._array.astype(np.object_)
 
     def name(self) -> str:
-        """Return the name."""
         return self._name
 
     def as_numpy(self) -> Array:
-        """Return the array."""
         return self._array
 
     def shape(self) -> Sequence[int]:
-        """Return the shape."""
         return self._array.shape
 
     def triton_dtype(self) -> str:
-        """Return the datatype as a configuration names it."""
         return numpy_to_triton_type(self._array.dtype)
 
     def is_cpu(self) -> bool:
-        """Return true: tensors are in the memory of the host."""
         return True
 
     def to_dlpack(self) -> Any:
-        """Return a capsule of the array, for frameworks."""
         return self._array.__dlpack__()
 
     @classmethod
@@ -108,20 +93,21 @@ class InferenceResponse:
         self._tensors, self._error = list(output_tensors), error
 
     def output_tensors(self) -> Sequence[Tensor]:
-        """Return the outputs."""
         return self._tensors
 
     def has_error(self) -> bool:
-        """Return whether the request failed."""
         return self._error is not None
 
     def error(self) -> TritonError | None:
-        """Return the error; None if there is none."""
         return self._error
 
 
 class InferenceRequest:
-    """A request of a client; made by a model, a request to another model (`exec`)."""
+    """A request of a client; made by a model, a request to another model (`exec`).
+
+    That of a client has no id, parameters or timeout, because requests of a batch were joined before. The timeout is in
+    microseconds, 0 for none.
+    """
 
     def __init__(
         self,
@@ -142,27 +128,21 @@ class InferenceRequest:
         self._sender, self._timeout = response_sender, timeout
 
     def inputs(self) -> Sequence[Tensor]:
-        """Return the inputs."""
         return self._inputs
 
     def requested_output_names(self) -> Sequence[str]:
-        """Return the names of the outputs."""
         return self._outputs
 
     def request_id(self) -> str:
-        """Return the id; "" if the batch has several."""
         return self._id
 
     def model_name(self) -> str:
-        """Return the model that the request is for."""
         return self._model
 
     def timeout(self) -> int:
-        """Return the timeout in microseconds, 0 for none."""
         return self._timeout
 
     def parameters(self) -> str:
-        """Return no parameters: "{}"."""
         return "{}"
 
     def is_cancelled(self) -> bool:
@@ -170,7 +150,6 @@ class InferenceRequest:
         return self._sender is not None and self._sender.is_cancelled()
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """Return what sends the responses of a decoupled model."""
         if self._sender is None:
             raise TritonModelException(
                 "get_response_sender is for decoupled models: set model_transaction_policy { decoupled: true }"
@@ -179,27 +158,28 @@ class InferenceRequest:
 
     def exec(self, decoupled: bool = False) -> InferenceResponse:
         """Run the request on another model, and wait for its response."""
-        return _response(
-            lambda: infer(self._model, self._arrays(decoupled), **self._options()), self._outputs
-        )
+        try:
+            return self._response(self._submit(decoupled).result())
+        except Exception as error:
+            return InferenceResponse(error=TritonError(str(error)))
 
     async def async_exec(self, decoupled: bool = False) -> InferenceResponse:
         """Run the request on another model, and await its response."""
-        future = submit(self._model, self._arrays(decoupled), **self._options())
+        future = self._submit(decoupled)
         try:
-            outputs = await asyncio.wrap_future(future)
+            return self._response(await asyncio.wrap_future(future))
         except Exception as error:
             return InferenceResponse(error=TritonError(str(error)))
-        return _response(lambda: outputs, self._outputs)
 
-    def _arrays(self, decoupled: bool) -> dict[str, Array]:
+    def _submit(self, decoupled: bool) -> Future[dict[str, Any]]:
         if decoupled:
             raise TritonModelException("a model cannot call a decoupled model; leave out decoupled=True")
-        return {tensor.name(): tensor.as_numpy() for tensor in self._inputs}
-
-    def _options(self) -> dict[str, Any]:
+        arrays = {tensor.name(): tensor.as_numpy() for tensor in self._inputs}
         version = str(self._version) if self._version > 0 else ""
-        return {"version": version, "timeout": self._timeout / 1e6 if self._timeout else None}
+        return submit(self._model, arrays, version=version, timeout=self._timeout / 1e6 or None)
+
+    def _response(self, outputs: dict[str, Any]) -> InferenceResponse:
+        return InferenceResponse([Tensor(name, outputs[name]) for name in self._outputs or outputs])
 
 
 class InferenceResponseSender:
@@ -208,24 +188,23 @@ class InferenceResponseSender:
     def __init__(
         self, send: Callable[[InferenceResponse | None, bool], None], cancelled: Callable[[], bool]
     ) -> None:
-        self._send, self._cancelled = send, cancelled
+        self._send = send
+        # Returns whether nobody reads the responses any more.
+        self.is_cancelled = cancelled
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send a response, and with the flag FINAL end the request. Waits while the client does not read."""
         self._send(response, bool(flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL))
 
-    def is_cancelled(self) -> bool:
-        """Return whether nobody reads the responses any more."""
-        return self._cancelled()
-
 
 class Logger:
     """Writes to the server's log."""
 
+    INFO, WARNING, ERROR, VERBOSE = logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG
+
     @staticmethod
-    def log(message: str, level: int = 0) -> None:
-        """Write a line."""
-        _log.log((logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)[min(level, 3)], "%s", message)
+    def log(message: str, level: int = INFO) -> None:
+        _log.log(level, "%s", message)
 
     log_info = staticmethod(lambda message: _log.info("%s", message))
     log_warn = staticmethod(lambda message: _log.warning("%s", message))
@@ -274,11 +253,3 @@ def numpy_to_triton_type(dtype: Any) -> str:
 def _described(model_config: Mapping[str, Any] | str, kind: str, name: str) -> Any:
     config = json.loads(model_config) if isinstance(model_config, str) else model_config
     return next((tensor for tensor in config.get(kind, ()) if tensor["name"] == name), None)
-
-
-def _response(outputs: Callable[[], Mapping[str, Any]], names: Sequence[str]) -> InferenceResponse:
-    try:
-        found = outputs()
-        return InferenceResponse([Tensor(name, found[name]) for name in names or found])
-    except Exception as error:
-        return InferenceResponse(error=TritonError(str(error)))

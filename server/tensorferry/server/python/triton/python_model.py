@@ -8,9 +8,8 @@ import inspect
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -44,10 +43,7 @@ _MODULE = "triton_python_backend_utils"
 
 def is_triton_model(path: Path) -> bool:
     """Return whether a Python file has the class of Triton's Python backend."""
-    tree = _parsed(path)
-    return tree is not None and any(
-        isinstance(node, ast.ClassDef) and node.name == CLASS for node in tree.body
-    )
+    return any(isinstance(node, ast.ClassDef) and node.name == CLASS for node in _parsed(path).body)
 
 
 def triton_model(name: str, version: str, path: Path, config: pb.ModelConfig | None) -> FunctionModel:
@@ -57,22 +53,20 @@ def triton_model(name: str, version: str, path: Path, config: pb.ModelConfig | N
     """
     _check_names(path)
     sys.modules.setdefault(_MODULE, backend_utils)
-    made = getattr(import_module(path), CLASS)
-    if not callable(getattr(made, "execute", None)):
+    kind = getattr(import_module(path), CLASS)
+    if not callable(getattr(kind, "execute", None)):
         raise StartError(f"{path}: class {CLASS} has no method execute")
-    config = _completed(made, config, name, path)
+    config = _completed(kind, config, name, path)
     if not config.input or not config.output:
         raise StartError(
             f"{path}: model {name!r} has no inputs and outputs; give it a config.pbtxt with both, or a method auto_complete_config"
         )
-    batched = config.max_batch_size > 0
     decoupled = config.model_transaction_policy.decoupled
-    served = _Served(made, config, name, version, path)
     return FunctionModel(
         name,
-        served.made,
-        {tensor.name: _type(tensor, batched) for tensor in config.input},
-        {tensor.name: _type(tensor, batched) for tensor in config.output},
+        partial(_Instance, kind, config, _arguments(name, version, path, config)),
+        _types(config.input, config),
+        _types(config.output, config),
         0 if decoupled else config.max_batch_size,
         check=False,
         streams=decoupled,
@@ -80,54 +74,59 @@ def triton_model(name: str, version: str, path: Path, config: pb.ModelConfig | N
     )
 
 
-def _parsed(path: Path) -> ast.Module | None:
+def _parsed(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
         # The import says more.
-        return None
+        return ast.Module([], [])
 
 
 def _check_names(path: Path) -> None:
     """Raise StartError for a name of Triton's module that `backend_utils` does not have."""
-    tree = _parsed(path)
-    if tree is None:
-        return
-    names = {_MODULE}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {each.asname for each in node.names if each.name == _MODULE and each.asname}
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id in names
-            and not hasattr(backend_utils, node.attr)
-        ):
+    nodes = list(ast.walk(_parsed(path)))
+    imports = [each for node in nodes if isinstance(node, ast.Import) for each in node.names]
+    names = {each.asname or each.name for each in imports if each.name == _MODULE}
+    for node in nodes:
+        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+            continue
+        if node.value.id in names and not hasattr(backend_utils, node.attr):
             raise StartError(
                 f"{path}:{node.lineno}: this server's {_MODULE} has no {node.attr}; do without it"
             )
 
 
-def _completed(made: Any, given: pb.ModelConfig | None, name: str, path: Path) -> pb.ModelConfig:
+def _completed(kind: Any, given: pb.ModelConfig | None, name: str, path: Path) -> pb.ModelConfig:
     """Return the configuration as `auto_complete_config` of the class completes it."""
     config = pb.ModelConfig()
     if given is not None:
         config.CopyFrom(given)
     config.name = config.name or name
-    complete = getattr(made, "auto_complete_config", None)
-    if complete is None:
-        return config
-    try:
-        complete(_Completing(config))
-    except Exception as error:
-        raise StartError(f"{path}: auto_complete_config failed:\n{traceback_text(error)}") from None
+    complete = getattr(kind, "auto_complete_config", None)
+    if complete is not None:
+        try:
+            complete(_Completing(config))
+        except Exception as error:
+            raise StartError(f"{path}: auto_complete_config failed:\n{traceback_text(error)}") from None
     return config
 
 
-def _type(tensor: Any, batched: bool) -> TensorType:
-    dims = tuple(tensor.dims)
-    return TensorType(datatype_of(tensor.data_type), (-1, *dims) if batched else dims)
+def _types(tensors: Iterable[Any], config: pb.ModelConfig) -> Mapping[str, TensorType]:
+    rows = (-1,) if config.max_batch_size > 0 else ()
+    return {each.name: TensorType(datatype_of(each.data_type), (*rows, *each.dims)) for each in tensors}
+
+
+def _arguments(name: str, version: str, path: Path, config: pb.ModelConfig) -> Mapping[str, str]:
+    """Return what `initialize` gets."""
+    return {
+        "model_config": json.dumps(config_as_dict(config)),
+        "model_instance_kind": "CPU",
+        "model_instance_name": f"{name}_0",
+        "model_instance_device_id": "0",
+        "model_repository": str(path.parent.parent),
+        "model_version": version,
+        "model_name": name,
+    }
 
 
 class _Completing:
@@ -169,51 +168,24 @@ def config_as_dict(config: pb.ModelConfig) -> dict[str, Any]:
     return dict(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """What makes the objects of the class, one for each instance."""
-
-    kind: Any
-    config: pb.ModelConfig
-    name: str
-    version: str
-    path: Path
-
-    def made(self) -> _Instance:
-        return _Instance(self)
-
-
 class _Instance:
     """One object of the class. See `FunctionModel.takes_requests`."""
 
-    def __init__(self, served: _Served) -> None:
-        self._served = served
-        self._outputs = [output.name for output in served.config.output]
-        self._model = served.kind()
+    def __init__(self, kind: Any, config: pb.ModelConfig, arguments: Mapping[str, str]) -> None:
+        self._name = arguments["model_name"]
+        self._outputs = [output.name for output in config.output]
+        self._arguments = arguments
+        self._model = kind()
 
     def load(self) -> None:
         """Call `initialize`."""
-        initialize = getattr(self._model, "initialize", None)
-        if initialize is None:
-            return
-        served = self._served
-        initialize(
-            {
-                "model_config": json.dumps(config_as_dict(served.config)),
-                "model_instance_kind": "CPU",
-                "model_instance_name": f"{served.name}_0",
-                "model_instance_device_id": "0",
-                "model_repository": str(served.path.parents[1]),
-                "model_version": served.version,
-                "model_name": served.name,
-            }
-        )
+        if hasattr(self._model, "initialize"):
+            self._model.initialize(dict(self._arguments))
 
     def close(self) -> None:
         """Call `finalize`."""
-        finalize = getattr(self._model, "finalize", None)
-        if finalize is not None:
-            finalize()
+        if hasattr(self._model, "finalize"):
+            self._model.finalize()
 
     def run(self, inputs: Mapping[str, Any], rows: Sequence[int]) -> Mapping[str, Any]:
         """Run a batch of requests, each of which has so many rows; no `rows` means one request."""
@@ -243,11 +215,9 @@ class _Instance:
     ) -> InferenceRequest:
         # Copies, because models may write to their inputs.
         tensors = [Tensor(name, np.array(array)) for name, array in inputs.items()]
+        outputs, model = self._outputs, self._name
         return InferenceRequest(
-            inputs=tensors,
-            requested_output_names=self._outputs,
-            model_name=self._served.name,
-            response_sender=sender,
+            inputs=tensors, requested_output_names=outputs, model_name=model, response_sender=sender
         )
 
     def _executed(self, requests: list[InferenceRequest]) -> Any:
@@ -259,7 +229,7 @@ class _Instance:
 
     def _failed(self, message: str, details: str = "") -> StepFailedError:
         """Return an error whose text the client gets, as Triton's clients do."""
-        text = f"model {self._served.name!r} failed on this request: {message}"
+        text = f"model {self._name!r} failed on this request: {message}"
         return StepFailedError(text, message, details)
 
     def _arrays(self, response: InferenceResponse) -> Mapping[str, Any]:
@@ -285,7 +255,7 @@ class _SentAnswers:
         self._execute, self._arrays = execute, arrays
         # Guards the fields below; notified of each change. Nothing is called while it is held.
         self._changed = threading.Condition()
-        # What `read` takes next: an answer, an error, or NO_MORE. None if nothing was sent.
+        # What `read` takes next: a response, an error of `execute`, or NO_MORE. None if nothing was sent.
         self._sent: Any = None
         self._over = False
         # On a thread of its own, because responses must be sent while `execute` runs.
@@ -302,7 +272,7 @@ class _SentAnswers:
                 return NO_MORE
         if isinstance(sent, BaseException):
             raise sent
-        return sent
+        return NO_MORE if sent is NO_MORE else self._arrays(sent)
 
     def close(self) -> None:
         self.cancel()
@@ -322,10 +292,7 @@ class _SentAnswers:
 
     def _send(self, response: InferenceResponse | None, final: bool) -> None:
         if response is not None:
-            try:
-                self._put(self._arrays(response))
-            except Exception as error:
-                self._put(error)
+            self._put(response)
         if final:
             self._put(NO_MORE)
 

@@ -1,0 +1,35 @@
+"""Models of Triton's Python backend without a server. tests/e2e/test_triton_models.py has what they do in one."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tensorferry.server.python.triton.python_model import triton_model
+
+_MODEL = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        for add in (config.add_input, config.add_output):
+            add({"name": "x", "data_type": "TYPE_FP32", "dims": [1]})
+
+    def initialize(self, args):
+        pb_utils.Logger.log(f"{args['model_name']} in {args['model_repository']!r}", pb_utils.Logger.WARNING)
+
+    def execute(self, requests):
+        return []
+"""
+
+
+def test_a_model_in_the_current_directory_is_initialized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(_MODEL)
+    triton_model("m", "1", Path("model.py"), None).function().load()
+    assert caplog.record_tuples == [("tensorferry.model", logging.WARNING, "m in '.'")]
