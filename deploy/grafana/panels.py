@@ -1,20 +1,11 @@
-"""Panels of the dashboard, and their queries."""
+"""Panels of the dashboard. Their queries are made by `queries.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-SERVER = 'job=~"$job",instance=~"$instance"'
-MODEL = f'{SERVER},model=~"$model"'
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """A Prometheus query, and the legend of its curves."""
-
-    expr: str
-    legend: str = ""
+from queries import MODEL, SERVER, Query, curves, increases, largest, means, quantiles, rate, rates, totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,87 +29,53 @@ class Panel:
         return 4 if self.kind == "stat" else 8
 
 
-def rate(name: str, *matchers: str, by: str = "", scope: str = MODEL) -> str:
-    """Sum, by these labels, of a counter's growth per second."""
-    grouped = f" by ({by})" if by else ""
-    return f"sum{grouped} (rate({name}{{{','.join((scope, *matchers))}}}[$__rate_interval]))"
-
-
-def total(name: str, by: str = "model", scope: str = MODEL) -> str:
-    """Sum, by these labels, of a gauge."""
-    return f"sum by ({by}) ({name}{{{scope}}})"
-
-
-def largest(expr: str) -> str:
-    """Largest value among the processes of a server, which all report it."""
-    return f"max without (process) ({expr})"
-
-
-def quantiles(name: str) -> Sequence[Query]:
-    """Percentiles of a histogram of times, by model."""
-    buckets = rate(f"{name}_bucket", by="model, le")
-    return [
-        Query(f"histogram_quantile({share}, {buckets})", f"{{{{model}}}} {label}")
-        for share, label in ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
-    ]
-
-
-def share(part: str, whole: str) -> str:
-    """Ratio of two sums."""
-    return f"{part} / {whole}"
+def stat(
+    title: str, meaning: str, unit: str, expr: str, thresholds: Sequence[tuple[float | None, str]] = ()
+) -> Panel:
+    """A panel with one number."""
+    return Panel(title, meaning, unit, [Query(expr)], "stat", 4, thresholds=thresholds)
 
 
 ANSWERED = rate("tensorferry_requests_total", 'outcome="answered"')
 ENDED = rate("tensorferry_requests_total")
 REFUSED = rate("tensorferry_requests_refused_total")
 LATENCIES = rate("tensorferry_latency_seconds_bucket", by="le")
+STAGE_SECONDS = rate("tensorferry_request_seconds_total", by="stage")
+HITS = rate("tensorferry_cache_hits_total", by="model")
+MISSES = rate("tensorferry_cache_misses_total", by="model")
+PADDED = rate("tensorferry_padded_positions_total", 'kind="padding"', by="model")
+COMPUTED = rate("tensorferry_batch_seconds_total", 'stage="compute"', by="model")
+STAGE_DELAYS = rate("tensorferry_stage_queue_delay_seconds_bucket", by="model, stage, le")
+GPU_MEMORY = f"tensorferry_gpu_memory_used_bytes{{{SERVER}}} / tensorferry_gpu_memory_total_bytes{{{SERVER}}}"
 _GOOD_FIRST = ((None, "green"), (0.01, "yellow"), (0.05, "red"))
+_NONE_IS_GOOD = ((None, "green"), (1, "red"))
+_GPU = "instance, gpu_uuid"
 
 ROWS: Mapping[str, Sequence[Panel]] = {
     "Now": [
-        Panel("Answered", "Requests per second", "reqps", [Query(ANSWERED)], "stat", 4),
-        Panel(
+        stat("Answered", "Requests per second", "reqps", ANSWERED),
+        stat(
             "Not answered",
             "Share of requests that failed, were cancelled, expired, were shed or refused",
             "percentunit",
-            [Query(f"1 - {ANSWERED} / ({ENDED} + {REFUSED})")],
-            "stat",
-            4,
-            thresholds=_GOOD_FIRST,
+            f"1 - {ANSWERED} / ({ENDED} + {REFUSED})",
+            _GOOD_FIRST,
         ),
-        Panel(
-            "Latency, p99",
-            "Time from arrival to answer",
-            "s",
-            [Query(f"histogram_quantile(0.99, {LATENCIES})")],
-            "stat",
-            4,
-        ),
-        Panel(
-            "Queued",
-            "Requests in the queues",
-            "short",
-            [Query(f"sum (tensorferry_queued_requests{{{MODEL}}})")],
-            "stat",
-            4,
-        ),
-        Panel(
+        stat("Latency, p99", "Time from arrival to answer", "s", f"histogram_quantile(0.99, {LATENCIES})"),
+        stat("Queued", "Requests in the queues", "short", f"sum (tensorferry_queued_requests{{{MODEL}}})"),
+        stat(
             "Models that are not ready",
             "Model versions that take no requests",
             "short",
-            [Query(f"sum (1 - min without (process) (tensorferry_model_ready{{{MODEL}}}))")],
-            "stat",
-            4,
-            thresholds=((None, "green"), (1, "red")),
+            f"sum (1 - min without (process) (tensorferry_model_ready{{{MODEL}}}))",
+            _NONE_IS_GOOD,
         ),
-        Panel(
+        stat(
             "Instances down",
             "Instances whose device has failed or hangs",
             "short",
-            [Query(f"sum (tensorferry_instances_out{{{MODEL}}})")],
-            "stat",
-            4,
-            thresholds=((None, "green"), (1, "red")),
+            f"sum (tensorferry_instances_out{{{MODEL}}})",
+            _NONE_IS_GOOD,
         ),
     ],
     "Requests": [
@@ -126,34 +83,31 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Requests by outcome",
             "Accepted requests that ended; cancelled: by the client; expired: the deadline passed; shed: overload",
             "reqps",
-            [Query(rate("tensorferry_requests_total", by="outcome"), "{{outcome}}")],
+            [rates("tensorferry_requests_total", by="outcome")],
             stack=True,
         ),
         Panel(
             "Refused at the queue",
             "Requests that were not accepted, by reason",
             "reqps",
-            [Query(rate("tensorferry_requests_refused_total", by="model, reason"), "{{model}} {{reason}}")],
+            [rates("tensorferry_requests_refused_total", by="model, reason")],
             stack=True,
         ),
         Panel(
             "Refused before the queue",
             "Malformed requests, unknown models, and models that are not ready, by gRPC code",
             "reqps",
-            [Query(rate("tensorferry_calls_refused_total", by="code", scope=SERVER), "{{code}}")],
+            [rates("tensorferry_calls_refused_total", by="code", scope=SERVER)],
             stack=True,
         ),
         Panel(
             "Answered by model",
             "Requests per second",
             "reqps",
-            [Query(rate("tensorferry_requests_total", 'outcome="answered"', by="model"), "{{model}}")],
+            [rates("tensorferry_requests_total", 'outcome="answered"')],
         ),
         Panel(
-            "Rows per second",
-            "Rows of the batches that ran",
-            "short",
-            [Query(rate("tensorferry_batch_rows_sum", by="model"), "{{model}}")],
+            "Rows per second", "Rows of the batches that ran", "short", [rates("tensorferry_batch_rows_sum")]
         ),
         Panel(
             "In flight",
@@ -192,12 +146,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Time by stage",
             "Mean time of a request in each stage",
             "s",
-            [
-                Query(
-                    f"{rate('tensorferry_request_seconds_total', by='stage')} / scalar({ANSWERED})",
-                    "{{stage}}",
-                )
-            ],
+            [curves(f"{STAGE_SECONDS} / scalar({ANSWERED})", "stage")],
             width=12,
             stack=True,
         ),
@@ -205,7 +154,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Distribution of latency",
             "Number of requests by latency",
             "s",
-            [Query(LATENCIES, "{{le}}")],
+            [curves(LATENCIES, "le")],
             "heatmap",
             12,
         ),
@@ -215,28 +164,20 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Batch sizes",
             "Number of batches by rows",
             "short",
-            [Query(rate("tensorferry_batch_rows_bucket", by="le"), "{{le}}")],
+            [rates("tensorferry_batch_rows_bucket", by="le")],
             "heatmap",
         ),
         Panel(
             "Mean batch size",
             "Rows",
             "short",
-            [
-                Query(
-                    share(
-                        rate("tensorferry_batch_rows_sum", by="model"),
-                        rate("tensorferry_batch_rows_count", by="model"),
-                    ),
-                    "{{model}}",
-                )
-            ],
+            [means("tensorferry_batch_rows_sum", "tensorferry_batch_rows_count")],
         ),
         Panel(
             "Batches by close reason",
             "full; preferred size; end of the window; idle: the device was free; drain",
             "ops",
-            [Query(rate("tensorferry_batches_left_total", by="reason"), "{{reason}}")],
+            [rates("tensorferry_batches_left_total", by="reason")],
             stack=True,
         ),
         Panel(
@@ -244,30 +185,22 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Batches for which the model raised an exception; requests queued again because their device failed",
             "ops",
             [
-                Query(rate("tensorferry_batches_failed_total", by="model"), "{{model}} failed"),
-                Query(rate("tensorferry_requests_retried_total", by="model"), "{{model}} retried"),
+                rates("tensorferry_batches_failed_total", what="failed"),
+                rates("tensorferry_requests_retried_total", what="retried"),
             ],
         ),
         Panel(
             "Padding",
             "Share of padding among the positions along the padded axis",
             "percentunit",
-            [
-                Query(
-                    share(
-                        rate("tensorferry_padded_positions_total", 'kind="padding"', by="model"),
-                        rate("tensorferry_padded_positions_total", by="model"),
-                    ),
-                    "{{model}}",
-                )
-            ],
+            [curves(f"{PADDED} / {rate('tensorferry_padded_positions_total', by='model')}", "model")],
             most=1,
         ),
         Panel(
             "Rows without an answer",
             "By outcome",
             "short",
-            [Query(rate("tensorferry_rows_unanswered_total", by="outcome"), "{{outcome}}")],
+            [rates("tensorferry_rows_unanswered_total", by="outcome")],
             stack=True,
         ),
     ],
@@ -277,12 +210,11 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Mean time of a request in each stage of its pipeline: in the queue, and in a batch",
             "s",
             [
-                Query(
-                    share(
-                        rate("tensorferry_stage_request_seconds_total", by="model, stage"),
-                        rate("tensorferry_stage_requests_total", 'outcome="answered"', by="model, stage"),
-                    ),
-                    "{{model}} {{stage}}",
+                means(
+                    "tensorferry_stage_request_seconds_total",
+                    "tensorferry_stage_requests_total",
+                    'outcome="answered"',
+                    by="model, stage",
                 )
             ],
             stack=True,
@@ -291,39 +223,26 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Time of a step",
             "Mean time of a batch in each step",
             "s",
-            [
-                Query(
-                    share(
-                        rate("tensorferry_step_seconds_total", by="model, step"),
-                        rate("tensorferry_step_batches_total", by="model, step"),
-                    ),
-                    "{{model}} {{step}}",
-                )
-            ],
+            [means("tensorferry_step_seconds_total", "tensorferry_step_batches_total", by="model, step")],
         ),
         Panel(
             "Busy by step",
             "Time in which each step ran, as a share of one device or thread",
             "percentunit",
-            [Query(rate("tensorferry_step_seconds_total", by="model, step"), "{{model}} {{step}}")],
+            [rates("tensorferry_step_seconds_total", by="model, step")],
         ),
         Panel(
             "Queue delay by stage, p99",
             "Time in the queue of each stage",
             "s",
-            [
-                Query(
-                    f"histogram_quantile(0.99, {rate('tensorferry_stage_queue_delay_seconds_bucket', by='model, stage, le')})",
-                    "{{model}} {{stage}}",
-                )
-            ],
+            [curves(f"histogram_quantile(0.99, {STAGE_DELAYS})", "model, stage")],
             width=6,
         ),
         Panel(
             "Queued rows by stage",
             "Rows that wait for each stage",
             "short",
-            [Query(total("tensorferry_stage_queued_rows", by="model, stage"), "{{model}} {{stage}}")],
+            [totals("tensorferry_stage_queued_rows", "model, stage")],
             width=6,
         ),
         Panel(
@@ -331,12 +250,10 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Rows",
             "short",
             [
-                Query(
-                    share(
-                        rate("tensorferry_stage_batch_rows_sum", by="model, stage"),
-                        rate("tensorferry_stage_batch_rows_count", by="model, stage"),
-                    ),
-                    "{{model}} {{stage}}",
+                means(
+                    "tensorferry_stage_batch_rows_sum",
+                    "tensorferry_stage_batch_rows_count",
+                    by="model, stage",
                 )
             ],
             width=6,
@@ -345,16 +262,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Dropped by stage",
             "Requests that ended without the outputs of the stage, by outcome",
             "reqps",
-            [
-                Query(
-                    rate(
-                        "tensorferry_stage_requests_total",
-                        'outcome!="answered"',
-                        by="model, stage, outcome",
-                    ),
-                    "{{model}} {{stage}} {{outcome}}",
-                )
-            ],
+            [rates("tensorferry_stage_requests_total", 'outcome!="answered"', by="model, stage, outcome")],
             width=6,
             stack=True,
         ),
@@ -362,23 +270,14 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Memory of functions in processes",
             "Resident memory of the processes that run a Python function",
             "bytes",
-            [
-                Query(
-                    total("tensorferry_step_processes_resident_bytes", by="model, step"), "{{model}} {{step}}"
-                )
-            ],
+            [totals("tensorferry_step_processes_resident_bytes", "model, step")],
             width=12,
         ),
         Panel(
             "Restarts of functions in processes",
             "Processes of Python functions that ended and were started again",
             "short",
-            [
-                Query(
-                    f"sum by (model, step) (increase(tensorferry_step_process_restarts_total{{{MODEL}}}[$__rate_interval]))",
-                    "{{model}} {{step}}",
-                )
-            ],
+            [increases("tensorferry_step_process_restarts_total", "model, step")],
             width=12,
             stack=True,
         ),
@@ -388,19 +287,16 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Queued rows",
             "By priority class, 1 is the highest",
             "short",
-            [Query(total("tensorferry_queued_rows", by="model, priority"), "{{model}} {{priority}}")],
+            [totals("tensorferry_queued_rows", "model, priority")],
         ),
         Panel(
-            "Bytes of requests",
-            "Queued and running requests",
-            "bytes",
-            [Query(total("tensorferry_held_bytes"), "{{model}}")],
+            "Bytes of requests", "Queued and running requests", "bytes", [totals("tensorferry_held_bytes")]
         ),
         Panel(
             "Kinds of queued requests",
             "Requests of different kinds cannot share a batch, so many kinds cause small batches",
             "short",
-            [Query(total("tensorferry_queued_buckets"), "{{model}}")],
+            [totals("tensorferry_queued_buckets")],
         ),
     ],
     "Predictions": [
@@ -409,11 +305,11 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Mean predicted and actual time of a batch",
             "s",
             [
-                Query(
-                    share(rate(f"tensorferry_batch_{what}_seconds_total", by="model"), per),
-                    f"{{{{model}}}} {what}",
+                means(
+                    f"tensorferry_batch_{what}_seconds_total",
+                    "tensorferry_batches_predicted_total",
+                    what=what,
                 )
-                for per in [rate("tensorferry_batches_predicted_total", by="model")]
                 for what in ("predicted", "actual")
             ],
             width=12,
@@ -423,12 +319,9 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Mean absolute error as a share of the time",
             "percentunit",
             [
-                Query(
-                    share(
-                        rate("tensorferry_batch_prediction_error_seconds_total", by="model"),
-                        rate("tensorferry_batch_actual_seconds_total", by="model"),
-                    ),
-                    "{{model}}",
+                means(
+                    "tensorferry_batch_prediction_error_seconds_total",
+                    "tensorferry_batch_actual_seconds_total",
                 )
             ],
             width=12,
@@ -439,12 +332,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Events of instances",
             "Crashed workers, failed devices, runs that were ended or abandoned, rebuilt sessions",
             "short",
-            [
-                Query(
-                    f"sum by (model, event) (increase(tensorferry_instance_events_total{{{MODEL}}}[$__rate_interval]))",
-                    "{{model}} {{event}}",
-                )
-            ],
+            [increases("tensorferry_instance_events_total", "model, event")],
             width=24,
             stack=True,
         ),
@@ -452,22 +340,14 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Busy",
             "Share of the time in which the model ran, averaged over its instances",
             "percentunit",
-            [
-                Query(
-                    share(
-                        rate("tensorferry_batch_seconds_total", 'stage="compute"', by="model"),
-                        total("tensorferry_instances"),
-                    ),
-                    "{{model}}",
-                )
-            ],
+            [curves(f"{COMPUTED} / {totals('tensorferry_instances').expr}", "model")],
             width=6,
         ),
         Panel(
             "GPU: utilization",
             "Share of the time in which a kernel ran",
             "percentunit",
-            [Query(largest(f"tensorferry_gpu_utilization_ratio{{{SERVER}}}"), "{{instance}} {{gpu_uuid}}")],
+            [curves(largest(f"tensorferry_gpu_utilization_ratio{{{SERVER}}}"), _GPU)],
             width=6,
             most=1,
         ),
@@ -475,14 +355,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "GPU: memory",
             "Used and total memory",
             "percentunit",
-            [
-                Query(
-                    largest(
-                        f"tensorferry_gpu_memory_used_bytes{{{SERVER}}} / tensorferry_gpu_memory_total_bytes{{{SERVER}}}"
-                    ),
-                    "{{instance}} {{gpu_uuid}}",
-                )
-            ],
+            [curves(largest(GPU_MEMORY), _GPU)],
             width=6,
             most=1,
         ),
@@ -491,11 +364,8 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Power draw and limit",
             "watt",
             [
-                Query(largest(f"tensorferry_gpu_power_watts{{{SERVER}}}"), "{{instance}} {{gpu_uuid}}"),
-                Query(
-                    largest(f"tensorferry_gpu_power_limit_watts{{{SERVER}}}"),
-                    "{{instance}} {{gpu_uuid}} limit",
-                ),
+                curves(largest(f"tensorferry_gpu_power_watts{{{SERVER}}}"), _GPU),
+                curves(largest(f"tensorferry_gpu_power_limit_watts{{{SERVER}}}"), _GPU, "limit"),
             ],
             width=6,
         ),
@@ -505,7 +375,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Living sequences",
             "Of models with states",
             "short",
-            [Query(total("tensorferry_sequences"), "{{model}}")],
+            [totals("tensorferry_sequences")],
             width=6,
             stack=True,
         ),
@@ -513,7 +383,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Ends of sequences",
             "ended: by the client. idle, stream, cancelled, failed and restarted: their states are lost",
             "cps",
-            [Query(rate("tensorferry_sequences_ended_total", by="model, reason"), "{{model}} {{reason}}")],
+            [rates("tensorferry_sequences_ended_total", by="model, reason")],
             width=6,
         ),
         Panel(
@@ -521,8 +391,8 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "States of living sequences, and answers in the cache",
             "bytes",
             [
-                Query(total("tensorferry_state_bytes"), "{{model}} states"),
-                Query(total("tensorferry_cache_bytes"), "{{model}} cache"),
+                totals("tensorferry_state_bytes", what="states"),
+                totals("tensorferry_cache_bytes", what="cache"),
             ],
             width=6,
         ),
@@ -530,40 +400,26 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Answers from the cache",
             "As a share of the requests to models with a cache",
             "percentunit",
-            [
-                Query(
-                    f"{rate('tensorferry_cache_hits_total', by='model')} / ({rate('tensorferry_cache_hits_total', by='model')}"
-                    f" + {rate('tensorferry_cache_misses_total', by='model')})",
-                    "{{model}}",
-                )
-            ],
+            [curves(f"{HITS} / ({HITS} + {MISSES})", "model")],
             width=6,
             most=1,
         ),
     ],
     "Process": [
         Panel(
-            "Processor",
-            "Cores",
-            "short",
-            [Query(rate("process_cpu_seconds_total", by="instance", scope=SERVER), "{{instance}}")],
+            "Processor", "Cores", "short", [rates("process_cpu_seconds_total", by="instance", scope=SERVER)]
         ),
         Panel(
             "Memory",
             "Resident; what processes share is counted for each",
             "bytes",
-            [Query(total("process_resident_memory_bytes", by="instance", scope=SERVER), "{{instance}}")],
+            [totals("process_resident_memory_bytes", "instance", SERVER)],
         ),
         Panel(
             "File descriptors",
             "Open descriptors as a share of their limit, of the process that has most",
             "percentunit",
-            [
-                Query(
-                    largest(f"process_open_fds{{{SERVER}}} / process_max_fds{{{SERVER}}}"),
-                    "{{instance}}",
-                )
-            ],
+            [curves(largest(f"process_open_fds{{{SERVER}}} / process_max_fds{{{SERVER}}}"), "instance")],
             most=1,
         ),
     ],
@@ -572,36 +428,21 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Processes by state",
             "waiting: for the next start",
             "short",
-            [
-                Query(
-                    f"{total('tensorferry_processes', by='instance, state', scope=SERVER)} > 0",
-                    "{{instance}} {{state}}",
-                )
-            ],
+            [curves(f"sum by (instance, state) (tensorferry_processes{{{SERVER}}}) > 0", "instance, state")],
             stack=True,
         ),
         Panel(
             "Restarts",
             "Processes that ended and were started again",
             "short",
-            [
-                Query(
-                    f"sum by (instance) (increase(tensorferry_process_restarts_total{{{SERVER}}}[$__rate_interval]))",
-                    "{{instance}}",
-                )
-            ],
+            [increases("tensorferry_process_restarts_total", "instance", SERVER)],
             stack=True,
         ),
         Panel(
             "Memory of all processes",
             "Resident, also of those that load models; what processes share is counted for each",
             "bytes",
-            [
-                Query(
-                    total("tensorferry_processes_resident_bytes", by="instance", scope=SERVER),
-                    "{{instance}}",
-                )
-            ],
+            [totals("tensorferry_processes_resident_bytes", "instance", SERVER)],
         ),
     ],
 }

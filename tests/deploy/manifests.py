@@ -70,6 +70,18 @@ def of_kind(documents: list[Document], kind: str) -> list[Document]:
     return [document for document in documents if document["kind"] == kind]
 
 
+def selectors_of(documents: list[Document]) -> list[Document]:
+    """Return all labels by which these documents select the pods of the server."""
+    found = [
+        each["spec"]["selector"]["matchLabels"]
+        for kind in ("Deployment", "PodDisruptionBudget", "PodMonitor")
+        for each in of_kind(documents, kind)
+    ]
+    found += [service["spec"]["selector"] for service in of_kind(documents, "Service")]
+    found += [policy["spec"]["podSelector"]["matchLabels"] for policy in of_kind(documents, "NetworkPolicy")]
+    return found
+
+
 def configuration(arguments: list[str]) -> ServerConfig:
     """Return the server's configuration for a container's arguments; raise ConfigError or KeyError for
     unknown ones.

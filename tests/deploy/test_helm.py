@@ -22,6 +22,7 @@ from deploy.manifests import (
     checked,
     configuration,
     of_kind,
+    selectors_of,
     with_component,
 )
 from deploy.test_manifests import FAREWELL_SECONDS, assert_hardened
@@ -162,20 +163,14 @@ def test_containers_have_no_rights(values: str) -> None:
 def test_selectors_select_the_servers(values: str) -> None:
     (deployment,) = of_kind(documents(values), "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
-    services = of_kind(documents(values), "Service")
-    selectors = [deployment["spec"]["selector"]["matchLabels"]]
-    selectors += [service["spec"]["selector"] for service in services]
-    for kind in ("PodDisruptionBudget", "PodMonitor"):
-        selectors += [each["spec"]["selector"]["matchLabels"] for each in of_kind(documents(values), kind)]
-    for policy in of_kind(documents(values), "NetworkPolicy"):
-        selectors.append(policy["spec"]["podSelector"]["matchLabels"])
-    for selector in selectors:
+    for selector in selectors_of(documents(values)):
         # The release's name, too, so that two releases in a namespace are apart.
         assert selector == {
             "app.kubernetes.io/name": "tensorferry",
             "app.kubernetes.io/instance": "tensorferry",
         }
         assert selector.items() <= labels.items()
+    services = of_kind(documents(values), "Service")
     # One Service, because a server behind both would be scraped twice.
     for monitor in of_kind(documents(values), "ServiceMonitor"):
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
@@ -203,40 +198,18 @@ def test_models_are_downloaded_into_the_folder_that_the_server_reads() -> None:
     assert not of_kind(documents("model-download.yaml"), "PersistentVolumeClaim")
 
 
-def test_models_in_the_image_of_the_server_are_not_hidden() -> None:
-    pod = pod_of("model-in-server.yaml")
-    (server,) = pod["containers"]
-    (repository,) = configuration(server["args"]).model_repositories
-    # A volume that is mounted there, or above it, would hide what the image has.
-    for mount in server["volumeMounts"]:
-        assert not Path(str(repository)).is_relative_to(mount["mountPath"])
-    assert "models" not in {volume["name"] for volume in pod["volumes"]}
-    assert "initContainers" not in pod
-    assert not of_kind(documents("model-in-server.yaml"), "PersistentVolumeClaim")
-
-
-@pytest.mark.parametrize(
-    ("values", "kind", "labelled"),
-    [("autoscaling.yaml", "PodMonitor", "Deployment"), ("autoscaling-cpu.yaml", "ServiceMonitor", "Service")],
-)
-def test_metrics_have_the_job_of_the_alerts(values: str, kind: str, labelled: str) -> None:
-    """Prometheus operator takes the job from a label of the pods, or of their Service."""
-    (monitor,) = of_kind(documents(values), kind)
-    for found in of_kind(documents(values), labelled):
-        object_ = found["spec"]["template"] if labelled == "Deployment" else found
-        assert object_["metadata"]["labels"][monitor["spec"]["jobLabel"]] == JOB_OF_ALERTS
-
-
-def test_the_autoscaler_scales_the_deployment() -> None:
-    for values, kind in (
-        ("autoscaling.yaml", "ScaledObject"),
-        ("autoscaling-cpu.yaml", "HorizontalPodAutoscaler"),
-    ):
-        (deployment,) = of_kind(documents(values), "Deployment")
-        (scaler,) = of_kind(documents(values), kind)
-        assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
-        # An upgrade must not reset it.
-        assert "replicas" not in deployment["spec"]
+# The other values with an autoscaler are those of an overlay, which test_manifests.py checks.
+def test_the_autoscaler_by_processors_scales_the_deployment_and_leaves_the_job_of_the_alerts() -> None:
+    found = documents("autoscaling-cpu.yaml")
+    (deployment,) = of_kind(found, "Deployment")
+    (scaler,) = of_kind(found, "HorizontalPodAutoscaler")
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    # An upgrade must not reset it.
+    assert "replicas" not in deployment["spec"]
+    # Prometheus operator takes the job from a label of the Service.
+    (monitor,) = of_kind(found, "ServiceMonitor")
+    for service in of_kind(found, "Service"):
+        assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == JOB_OF_ALERTS
 
 
 def test_the_autoscaler_reads_the_metrics_of_its_own_servers() -> None:

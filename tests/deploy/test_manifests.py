@@ -15,6 +15,7 @@ from deploy.manifests import (
     checked,
     configuration,
     of_kind,
+    selectors_of,
     with_component,
 )
 
@@ -159,19 +160,11 @@ def test_pods_have_no_rights_and_stay_within_bounds(documents: list[Document]) -
 def test_whatever_selects_pods_selects_these(documents: list[Document]) -> None:
     (deployment,) = of_kind(documents, "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
-    selectors = [deployment["spec"]["selector"]["matchLabels"]]
-    selectors += [service["spec"]["selector"] for service in of_kind(documents, "Service")]
-    selectors += [
-        document["spec"]["selector"]["matchLabels"]
-        for kind in ("PodDisruptionBudget", "PodMonitor")
-        for document in of_kind(documents, kind)
-    ]
-    (network,) = of_kind(documents, "NetworkPolicy")
-    selectors.append(network["spec"]["podSelector"]["matchLabels"])
-    for selector in selectors:
+    for selector in selectors_of(documents):
         assert selector
         assert selector.items() <= labels.items()
     # Clients are other pods.
+    (network,) = of_kind(documents, "NetworkPolicy")
     assert network["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"] == {
         "tensorferry-client": "true"
     }

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
 import stat
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,20 +43,14 @@ class Place:
     def metrics(self) -> str:
         return str(self.server.ready["metrics"]).removeprefix("http://").removesuffix("/metrics")
 
-    def with_server(self, *arguments: str) -> Place:
-        """Return the same directory with another server, which the caller stops."""
-        server = start(self.directory, *arguments)
-        return Place(self.directory, server, variables(self.directory, server))
 
-
-def start(directory: Path, *arguments: str) -> ServerProcess:
-    """Start a server in the directory, on free ports."""
-    previous = Path.cwd()
-    os.chdir(directory)
-    try:
-        return ServerProcess.start(*arguments, "--metrics-port=0", "--http-port=0", transport="lane")
-    finally:
-        os.chdir(previous)
+@contextmanager
+def serving(directory: Path, *arguments: str) -> Iterator[Place]:
+    """The directory with a server on free ports, which must stop without an error."""
+    with contextlib.chdir(directory):
+        server = ServerProcess.start(*arguments, "--metrics-port=0", "--http-port=0", transport="lane")
+    yield Place(directory, server, variables(directory, server))
+    assert server.stop() == 0, server.log
 
 
 def variables(directory: Path, server: ServerProcess) -> dict[str, str]:
@@ -91,6 +87,5 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     models = directory / "models" / "digits" / "1"
     models.mkdir(parents=True)
     (models / "model.onnx").symlink_to(ROOT / "examples" / "digits" / "digits.onnx")
-    server = start(directory, "examples/digits/digits.onnx")
-    yield Place(directory, server, variables(directory, server))
-    assert server.stop() == 0, server.log
+    with serving(directory, "examples/digits/digits.onnx") as place:
+        yield place

@@ -92,7 +92,7 @@ OTHERS: tuple[tuple[str, str], ...] = (
     ("docs/guides/serving.md", "[models.digits] has"),
     ("docs/guides/serving.md", "tensorferry serve: text.onnx"),
     ("docs/guides/serving.md", "model mean is not padded"),
-    ("docs/reference/status.md", "tensorferry 0.1.0 on"),
+    ("docs/reference/status.md", "tensorferry 0.2.0 on"),
     ("docs/reference/status.md", "MODEL "),
     ("docs/reference/status.md", "digits v1: batches"),
     ("docs/reference/status.md", "search v1:"),

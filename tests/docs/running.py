@@ -8,11 +8,11 @@ import os
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from docs import not_run
 from docs.conftest import Place
 from docs.pages import ROOT, Block, Command, blocks, commands, expected_output, is_shell
 
@@ -24,19 +24,20 @@ from tensorferry.server.startup import command_parser
 BLOCKS = list(blocks())
 COMMANDS = [command for block in BLOCKS if is_shell(block) for command in commands(block)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
+PARTS: list[Command | Block] = [*COMMANDS, *PYTHON]
 PATIENCE = 60
 
 
 def parts(page: str) -> list[Command | Block]:
     """Return the commands and the Python blocks of a page, in their order."""
-    found: list[Command | Block] = [*COMMANDS, *PYTHON]
-    return sorted((part for part in found if part.page == page), key=lambda part: part.line)
+    return sorted((part for part in PARTS if part.page == page), key=lambda part: part.line)
 
 
-def reason(reasons: Mapping[tuple[str, str], str], page: str, text: str) -> str | None:
+def reason(part: Command | Block) -> str | None:
     """Return why a command or block is not run; None if it is run."""
-    for (listed_page, beginning), why in reasons.items():
-        if listed_page == page and any(line.startswith(beginning) for line in text.splitlines()):
+    reasons = not_run.PYTHON if isinstance(part, Block) else not_run.COMMANDS
+    for (page, beginning), why in reasons.items():
+        if page == part.page and any(line.startswith(beginning) for line in part.text.splitlines()):
             return why
     return None
 
@@ -92,10 +93,27 @@ def check_files(command: Command) -> None:
         assert (ROOT / word).exists(), command
 
 
-def follow(command: Command, place: Place) -> None:
-    """Run a command, or check it if running it would serve, install or need other machines."""
-    words = command.words
+def check_top(command: Command) -> None:
+    """Check that the page also has the command with --once: without it, the command runs until q is pressed."""
+    assert any(other.words[:2] == ["tensorferry", "top"] and "--once" in other.words for other in COMMANDS), (
+        command
+    )
+
+
+def follow(part: Command | Block, place: Place) -> None:
+    """Run a block or a command that is not listed as not run.
+
+    A command is checked instead if running it would serve, install or need other machines.
+    """
+    if reason(part):
+        return
+    if isinstance(part, Block):
+        execute(part, place)
+        return
+    command, words = part, part.words
     match words:
+        case ["tensorferry", "top", *_] if "--once" not in words:
+            check_top(command)
         case ["tensorferry", "serve", *_]:
             check_serve(command, place.directory)
         case ["make", *_]:
@@ -111,20 +129,10 @@ def follow(command: Command, place: Place) -> None:
             run(command, place)
 
 
-@contextlib.contextmanager
-def working_directory(directory: Path) -> Iterator[None]:
-    previous = Path.cwd()
-    os.chdir(directory)
-    try:
-        yield
-    finally:
-        os.chdir(previous)
-
-
 def execute(block: Block, place: Place) -> None:
     """Run a block of Python and compare its output with its comments."""
     printed = io.StringIO()
-    with working_directory(place.directory), contextlib.redirect_stdout(printed):
+    with contextlib.chdir(place.directory), contextlib.redirect_stdout(printed):
         names: dict[str, Any] = {"__name__": block.place}
         exec(compile(place.adapted(block.text), block.place, "exec"), names)
         for value in list(names.values()):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from docs.conftest import Place, start, variables
+from docs.conftest import Place, serving
 from docs.pages import ROOT, Block, Command
-from docs.running import check_pip, execute, follow, parts
+from docs.running import check_pip, follow, parts
 from onnx import TensorProto, helper, numpy_helper
 
 PAGE = "docs/guides/image_classification.md"
@@ -50,13 +49,6 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@contextmanager
-def served(directory: Path, command: Command) -> Iterator[Place]:
-    server = start(directory, *command.words[2:])
-    yield Place(directory, server, variables(directory, server))
-    assert server.stop() == 0, server.log
-
-
 @pytest.mark.timeout(300)
 def test_the_page(directory: Path) -> None:
     started = 0
@@ -65,7 +57,7 @@ def test_the_page(directory: Path) -> None:
         for part in parts(PAGE):
             if isinstance(part, Command) and part.words[:2] == ["tensorferry", "serve"]:
                 stack.close()
-                place = stack.enter_context(served(directory, part))
+                place = stack.enter_context(serving(directory, *part.words[2:]))
                 started += 1
             elif part.text.startswith("# app.py\n"):
                 (directory / "app.py").write_text(part.text)
@@ -73,12 +65,6 @@ def test_the_page(directory: Path) -> None:
                 check_pip(part)
             else:
                 assert place is not None
-                answer(part, place)
+                if isinstance(part, Block) or place.has(part.words[0]) or "CI" in os.environ:
+                    follow(part, place)
     assert started == 3
-
-
-def answer(part: Command | Block, place: Place) -> None:
-    if isinstance(part, Block):
-        execute(part, place)
-    elif place.has(part.words[0]) or "CI" in os.environ:
-        follow(part, place)

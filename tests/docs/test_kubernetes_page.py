@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 from deploy.manifests import MANIFEST_TOOLS, Document, checked, of_kind
-from docs import not_run
-from docs.conftest import Place, start, variables
+from docs.conftest import Place, serving
 from docs.pages import ROOT, Command, blocks, commands, is_shell
 from docs.running import check_files, check_serve, execute, reason, run
 from support.dockerfile import instructions
@@ -70,10 +69,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def place(folder: Path) -> Iterator[Place]:
     """The server that the page starts on the reader's machine."""
-    server = start(folder, *command("tensorferry", "serve").words[2:])
-    found = variables(folder, server)
-    yield Place(folder, server, {**found, "PATH": f"{CLIENTS}:{found['PATH']}"})
-    assert server.stop() == 0, server.log
+    with serving(folder, *command("tensorferry", "serve").words[2:]) as found:
+        yield replace(found, variables={**found.variables, "PATH": f"{CLIENTS}:{found.variables['PATH']}"})
 
 
 def output_of(each: Command, place: Place) -> str:
@@ -130,7 +127,7 @@ def test_command(each: Command, place: Place) -> None:
         case ["tensorferry", "bench", *_]:
             # The last of equal flags counts. A busy machine may answer nothing within the deadline of the page.
             run(replace(each, text=f"{each.text} --timeout 60"), place)
-        case _ if not reason(not_run.COMMANDS, PAGE, each.text):
+        case _ if not reason(each):
             run(each, place)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from docs.conftest import Place, start, variables
+from docs.conftest import Place, serving
 from docs.pages import ROOT, Block, Command
 from docs.running import PYTHON, execute, follow, parts
 from support.models import sentence_encoder
@@ -48,9 +48,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def example(directory: Path) -> Iterator[Place]:
-    server = start(directory, "examples/embeddings/app.py", *SMALL)
-    yield Place(directory, server, variables(directory, server))
-    assert server.stop() == 0, server.log
+    with serving(directory, "examples/embeddings/app.py", *SMALL) as place:
+        yield place
 
 
 @pytest.fixture
@@ -81,12 +80,14 @@ def test_the_page(part: Command | Block, example: Place) -> None:
 
 
 def test_the_encoder_of_the_page_pools_as_the_example_does(example: Place, hub: FakeHub) -> None:
-    own = example.with_server("app.py", *SMALL)
     given = {"text": np.array(TEXTS, object)}
-    with InferenceClient(own.server.address) as client, InferenceClient(example.server.address) as other:
+    with (
+        serving(example.directory, "app.py", *SMALL) as own,
+        InferenceClient(own.server.address) as client,
+        InferenceClient(example.server.address) as other,
+    ):
         vectors = client.infer("embed", given)["embedding"]
         np.testing.assert_allclose(vectors, other.infer("embed", given)["embedding"], atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     assert not np.allclose(vectors[0], vectors[2], atol=0.01)
-    assert own.server.stop() == 0, own.server.log
     assert not [line for line in own.server.log if "Warning" in line]

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pytest
 import tritonclient.grpc as triton
 from protos.arrays import same, sample
-from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from tensorferry.protos.tensors import (
     DATATYPES,
@@ -56,12 +55,6 @@ def test_text_is_encoded_as_utf8_and_bytes_as_they_are() -> None:
     given = np.array(["\N{LATIN SMALL LETTER E WITH ACUTE}\0", b"\xff\0"], dtype=object)
     assert encode_raw(given) == b"\3\0\0\0\xc3\xa9\0" + b"\2\0\0\0\xff\0"
     assert encode_raw(given[:1].astype("U")) == b"\2\0\0\0\xc3\xa9"
-
-
-def test_bytes_tensors_are_read_by_tritonclient_and_the_other_way_round() -> None:
-    array = sample("BYTES")
-    assert deserialize_bytes_tensor(encode_raw(array)).tolist() == array.reshape(-1).tolist()
-    assert same(decode_raw(serialize_byte_tensor(array).item(), datatype("BYTES"), array.shape), array)
 
 
 @pytest.mark.parametrize("name", ["INT16", "BYTES"])

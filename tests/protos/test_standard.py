@@ -1,10 +1,8 @@
-"""Messages of the standard services equal those of grpcio's packages, and both sides parse each
-other's bytes.
-"""
+"""Messages of the standard services equal those of grpcio's packages."""
 
 from __future__ import annotations
 
-from google.protobuf import descriptor_pool, duration_pb2
+from google.protobuf import descriptor_pool
 from google.rpc import error_details_pb2
 from google.rpc import status_pb2 as google_status
 from grpc_health.v1 import health_pb2 as grpc_health
@@ -32,17 +30,6 @@ def test_the_error_details_equal_googles() -> None:
     theirs = described(google_status.DESCRIPTOR) | described(error_details_pb2.DESCRIPTOR)
     for key, fact in described(status_pb2.DESCRIPTOR).items():
         assert theirs[key] == fact, key
-
-
-def test_google_s_classes_read_our_error() -> None:
-    info = status_pb2.RetryInfo()
-    info.retry_delay.seconds, info.retry_delay.nanos = 1, 5
-    ours = status_pb2.Status(code=8, message="full")
-    ours.details.add(type_url="type.googleapis.com/google.rpc.RetryInfo", value=info.SerializeToString())
-    theirs = google_status.Status.FromString(ours.SerializeToString())
-    read = error_details_pb2.RetryInfo()
-    assert theirs.details[0].Unpack(read)
-    assert read.retry_delay == duration_pb2.Duration(seconds=1, nanos=5)
 
 
 def test_ours_stay_out_of_the_process_wide_pool() -> None:

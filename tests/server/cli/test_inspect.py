@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -13,6 +13,7 @@ from support.models import mixing, small
 
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.cli import inspect, show_config
+from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.models.config_pbtxt.pbtxt import BatchingDecision
 from tensorferry.server.onnx.inspection.inspection import Inspection
 from tensorferry.server.onnx.measuring.batch_times import BatchTime
@@ -20,17 +21,6 @@ from tensorferry.server.onnx.measuring.core_layouts import LayoutTime
 from tensorferry.server.onnx.measuring.measurements import Measurements
 from tensorferry.server.signature import Signature, TensorSpec
 from tensorferry.server.startup import print_ready_line
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove this machine's TENSORFERRY_ variables, and keep the configuration of logging."""
-    for name in list(os.environ):
-        if name.startswith("TENSORFERRY_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setattr(
-        "tensorferry.server.observability.logs.logs.configure", lambda log_format, level: None
-    )
 
 
 def in_json(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> list[dict[str, Any]]:
@@ -282,12 +272,14 @@ def test_names_cannot_control_the_terminal(tmp_path: Path, capsys: pytest.Captur
         assert all(line.isprintable() for line in [*out.split("\n"), *err.split("\n")])
         assert "[31m" in out
         assert all(line.startswith("    ") for line in err.rstrip("\n").split("\n")[1:])
-    ready = {
-        "ready": True,
-        "http": None,
-        "metrics": None,
-        "models": [{"name": "m", "signature": f"({x})", "batching": y}],
-        "failed": [x],
-    }
-    print_ready_line("text", "127.0.0.1:1", "lane", ready)
+    model = SimpleNamespace(name="m", version="1", signature=f"({x})", batching=y)
+    app: Any = SimpleNamespace(
+        config=ServerConfig(()),
+        registry=SimpleNamespace(models=lambda: [model], unavailable=lambda: [x]),
+        service=SimpleNamespace(ready=True),
+        address="127.0.0.1:1",
+        http_url=None,
+        metrics_url=None,
+    )
+    print_ready_line(app)
     assert capsys.readouterr().out.strip("\n").isprintable()

@@ -67,7 +67,7 @@ def _run(children: list[_Child], states: list[Any], signals: _Signals) -> int:
     started = iter(children)
     seen = iter(states)
     start: Any = lambda: next(started)  # noqa: E731
-    return run_reloading(start, lambda: {Path("app.py"): (next(seen), 0)}, signals, 0.0)
+    return run_reloading(start, lambda: {Path("app.py"): (next(seen), 0)}, signals)
 
 
 def test_a_change_starts_the_server_again() -> None:

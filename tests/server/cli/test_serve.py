@@ -20,7 +20,6 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
 
     monkeypatch.setattr(one_process, "run_one_process", served)
     monkeypatch.setattr(reloading, "serve_reloading", lambda config, argv, file: served(config, None))
-    monkeypatch.setattr("tensorferry.server.observability.logs.logs.configure", lambda *args: None)
     return configs
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -15,17 +14,6 @@ from tensorferry.server.models.config_pbtxt.pbtxt import config_text, parse_conf
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
 from tensorferry.server.onnx.inspection.model_argument import source_in
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove this machine's TENSORFERRY_ variables, and keep the configuration of logging."""
-    for name in list(os.environ):
-        if name.startswith("TENSORFERRY_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setattr(
-        "tensorferry.server.observability.logs.logs.configure", lambda log_format, level: None
-    )
 
 
 def repository(root: Path, text: str | None, *versions: str, file: str = "model.onnx") -> Path:

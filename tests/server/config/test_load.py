@@ -83,6 +83,10 @@ PARSERS: dict[str, tuple[list[tuple[str, Any]], list[str]]] = {
         [("x=-1e9", (("x", "-1e9"),)), ("x=,y=a=b", (("x", ""), ("y", "a=b")))],
         ["", "ids", "=0", "ids=0,", "ids=0,mask", "ids=0,ids=1"],
     ),
+    "state": (
+        [("a=b,c=d", (("a", "b"), ("c", "d")))],
+        ["", "a", "a=", "=b", "a=b,", "a=b,a=c", "a=b,c=b"],
+    ),
     "processes": ([("auto", None), ("1", 1)], ["", "0", "-1", "257", "two", "none"]),
     "metrics-port": ([("0", 0), ("None", None)], ["", "-1", "65536", "on"]),
     "client-weights": (
@@ -176,13 +180,6 @@ def test_a_value_of_the_wrong_type_in_a_file_is_an_error(line: str, file: Path) 
     file.write_text(line)
     with pytest.raises(ConfigError, match="it must be"):
         load(file=file)
-
-
-def test_an_option_in_both_spellings_is_an_error(tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-    file.write_text("max-batch-size = 4\nmax_batch_size = 8\n")
-    with pytest.raises(ConfigError, match="both max-batch-size and max_batch_size"):
-        load_config(["m.onnx"], {}, {}, file)
 
 
 @pytest.mark.parametrize("flag", REPLACED)
@@ -317,11 +314,6 @@ def test_a_path_that_the_system_refuses_is_left_to_the_load() -> None:
 def test_two_models_with_one_name_are_an_error() -> None:
     with pytest.raises(ConfigError, match=r"two models are named 'm'; rename one of them by name=path\.onnx"):
         load(models=["a/m.onnx", "n=n.onnx", "b/m.onnx"])
-
-
-def test_no_model_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="no MODEL was given"):
-        load(models=[])
 
 
 def test_the_models_of_the_file_are_used_if_the_command_line_has_none(file: Path) -> None:

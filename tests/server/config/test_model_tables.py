@@ -121,12 +121,9 @@ def test_options_of_the_server_and_of_a_table_complete_each_other(text: str, loa
     assert load(text, "m.onnx").model_options["m"]
 
 
-def test_a_value_for_all_models_replaces_those_of_tables(load: Write) -> None:
+def test_the_values_of_an_option_are_those_of_the_server_and_of_the_tables(load: Write) -> None:
     config = load("max-queue-delay-ms = 2\n[models.m]\nmax-queue-delay-ms = 5\nslo-ms = 7", "m.onnx")
     assert config.values("max_queue_delay") == [0.002, 0.005]
-    config = config.for_all_models(max_queue_delay=0.0)
-    assert config.values("max_queue_delay") == [0.0]
-    assert (config.for_model("m").max_queue_delay, config.for_model("m").slo) == (0.0, 0.007)
 
 
 def test_a_table_of_a_model_that_is_not_served_causes_a_warning(load: Write) -> None:

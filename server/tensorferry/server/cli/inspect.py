@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
+from tensorferry.server.config.flags import CommandParser, add_flags, config_file, read_flags
 from tensorferry.server.config.parsers import positive_number
 from tensorferry.server.errors import ConfigError, StartError
 from tensorferry.server.models.repository.fetched_sources import fetched_sources
@@ -88,8 +88,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
+    add_flags(parser, MODEL_OPTIONS)
     add("models", metavar="MODEL", nargs="+", help=MODEL_HELP)
-    add("--config", metavar="FILE", help="TOML file (also TENSORFERRY_CONFIG)")
     add("--json", action="store_true", help="print JSON instead of text")
     add(
         "--fail-if-unbatched",
@@ -102,7 +102,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--latency-ms", metavar="MS", type=_POSITIVE, action="append", default=[], help=_LATENCY_HELP)
     add("--measure-seconds", metavar="SECONDS", type=_POSITIVE, default=60.0, help=_SECONDS_HELP)
     add("--write-batched", metavar="OUT.onnx", type=Path, help=_WRITE_HELP)
-    add_flags(parser, MODEL_OPTIONS)
     return parser
 
 
@@ -114,7 +113,6 @@ def main(argv: Sequence[str]) -> int:
     arguments, flags = read_flags(_parser(), argv, MODEL_OPTIONS)
     # The output has what the loader's warnings say.
     flags["log-level"] = flags["log-level"] or os.environ.get("TENSORFERRY_LOG_LEVEL", "error")
-    path = arguments["config"] or os.environ.get("TENSORFERRY_CONFIG")
     lengths = dict(arguments["length"])
     wanted = Wanted(
         not arguments["no_measure"],
@@ -133,7 +131,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         for argument in arguments["models"]:
             try:
-                source, config = find_model(argument, flags, Path(path) if path else None)
+                source, config = find_model(argument, flags, config_file(arguments))
                 # Without the secrets of an address.
                 argument = argument if source.origin is None else str(source.origin)
                 logs.configure(config.log_format, config.log_level)

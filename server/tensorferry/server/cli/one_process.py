@@ -7,7 +7,6 @@ import os
 import queue
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import NoReturn, TypeAlias
 
@@ -17,31 +16,10 @@ from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.names import printable_lines
 from tensorferry.server.observability.logs import logs
-from tensorferry.server.startup import prepare_collector, print_ready_line, ready_fields
+from tensorferry.server.startup import prepare_collector, print_ready_line
 from tensorferry.server.system.threads import ThreadKind, new_thread, watch_threads
 
 _log = logging.getLogger("tensorferry.server")
-
-
-@dataclass(frozen=True, slots=True)
-class _Signal:
-    """SIGTERM or SIGINT was received."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class _DeviceLost:
-    """A model has no instance that works, and only a restart can help."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Start or drain raised this."""
-
-    error: BaseException
 
 
 class _Progress(Enum):
@@ -50,19 +28,21 @@ class _Progress(Enum):
     ABANDONED = "stopped, but a worker still runs"
 
 
-_Event: TypeAlias = _Signal | _DeviceLost | _Failure | _Progress
+# The number of SIGTERM or SIGINT; why a model has no instance that works, if only a restart can help; or what start or drain
+# raised.
+_Event: TypeAlias = int | str | BaseException | _Progress
 _Events: TypeAlias = "queue.SimpleQueue[_Event]"
 
 
 def run_one_process(config: ServerConfig, output: logs.LogOutput) -> int:
     """Serve until SIGTERM or Ctrl-C. Return 0 after a clean stop, 1 if the server cannot start."""
     events: _Events = queue.SimpleQueue()
-    forward_signals(lambda number: events.put(_Signal(number)))
+    forward_signals(events.put)
     watch_threads(output.flush)
 
     def on_device_loss(reason: str) -> None:
         if config.exit_on_device_loss:
-            events.put(_DeviceLost(reason))
+            events.put(reason)
 
     app = App(config, output, on_device_loss)
     _run_in_thread("start", _start, app, events)
@@ -78,7 +58,7 @@ def run_one_process(config: ServerConfig, output: logs.LogOutput) -> int:
                 # A worker, or a thread that loads models, can still be in ONNX Runtime. It would abort the process if it
                 # returned while the interpreter shuts down.
                 return code if progress is _Progress.STOPPED and started else _exit_now(code, output)
-            case _DeviceLost(reason):
+            case str(reason):
                 device_lost = True
                 if not draining:
                     draining = True
@@ -88,13 +68,13 @@ def run_one_process(config: ServerConfig, output: logs.LogOutput) -> int:
                         config.drain_seconds,
                     )
                     _run_in_thread("drain", _drain, app, events)
-            case _Failure(StartError() as error):
+            case StartError() as error:
                 output.put(printable_lines(f"tensorferry serve: {error}"))
                 _exit_now(1, output)
-            case _Failure(error):
+            case BaseException() as error:
                 _log.error("the server failed to %s", "drain" if draining else "start", exc_info=error)
                 _exit_now(1, output)
-            case _Signal(number):
+            case int(number):
                 name = signal.Signals(number).name
                 if signalled:
                     _log.warning("%s received again: stopping at once", name)
@@ -114,7 +94,7 @@ def _start(app: App, events: _Events) -> None:
     app.start()
     app.load()
     prepare_collector()
-    print_ready_line(app.config.log_format, app.address, app.transport, ready_fields(app))
+    print_ready_line(app)
     events.put(_Progress.STARTED)
 
 
@@ -129,7 +109,7 @@ def _run_in_thread(name: str, work: Callable[[App, _Events], None], app: App, ev
         try:
             work(app, events)
         except BaseException as error:
-            events.put(_Failure(error))
+            events.put(error)
 
     new_thread(name, run, ThreadKind.ESSENTIAL).start()
 

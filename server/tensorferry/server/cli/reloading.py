@@ -45,7 +45,7 @@ def serve_reloading(config: ServerConfig, argv: Sequence[str], file: Path | None
         # In a process group of its own, because a terminal sends Ctrl-C to the whole group, and two would end it at once.
         return subprocess.Popen(command, process_group=0)
 
-    return run_reloading(start, lambda: snapshot(watched(config, file)), signals, _POLL_SECONDS)
+    return run_reloading(start, lambda: snapshot(watched(config, file)), signals)
 
 
 def watched(config: ServerConfig, file: Path | None) -> Sequence[Path]:
@@ -62,15 +62,14 @@ def run_reloading(
     start: Callable[[], subprocess.Popen[bytes]],
     look: Callable[[], Snapshot],
     signals: queue.SimpleQueue[int],
-    poll_seconds: float,
 ) -> int:
     """Run what `start` starts until a signal arrives; start it again when `look` returns something else."""
     while True:
         before = look()
         child = start()
-        number = _wait(look, before, signals, poll_seconds)
+        number = _wait(look, before, signals)
         if child.poll() is None:
-            number = _stop(child, number, signals, poll_seconds)
+            number = _stop(child, number, signals)
         if number is not None:
             return child.returncode
         changed = sorted(set(before.items()) ^ set(look().items()))
@@ -79,26 +78,22 @@ def run_reloading(
         )
 
 
-def _wait(
-    look: Callable[[], Snapshot], before: Snapshot, signals: queue.SimpleQueue[int], poll_seconds: float
-) -> int | None:
+def _wait(look: Callable[[], Snapshot], before: Snapshot, signals: queue.SimpleQueue[int]) -> int | None:
     """Return the signal that arrives, or None when a file has changed."""
     while True:
         try:
-            return signals.get(timeout=poll_seconds)
+            return signals.get(timeout=_POLL_SECONDS)
         except queue.Empty:
             if look() != before:
                 return None
 
 
-def _stop(
-    child: subprocess.Popen[bytes], number: int | None, signals: queue.SimpleQueue[int], poll_seconds: float
-) -> int | None:
+def _stop(child: subprocess.Popen[bytes], number: int | None, signals: queue.SimpleQueue[int]) -> int | None:
     """Stop the child, after a signal or a change; return the first signal. The child gets the second, which ends it at once."""
     child.terminate()
     while True:
         try:
-            child.wait(poll_seconds)
+            child.wait(_POLL_SECONDS)
             return number
         except subprocess.TimeoutExpired:
             pass

@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+from tensorferry.server.config.flags import config_file, read_flags
 from tensorferry.server.config.load import unknown_variables
-from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.config.server_config import OPTIONS, ServerConfig
 from tensorferry.server.errors import ConfigError, StartError
 from tensorferry.server.names import printable_lines
 from tensorferry.server.processes import log_output
 from tensorferry.server.processes.division import Division, division_of
 from tensorferry.server.processes.event_loop import run_supervisor
 from tensorferry.server.processes.supervisor import SupervisorSettings
-from tensorferry.server.startup import config_file, read_config
+from tensorferry.server.startup import command_parser, read_config
 from tensorferry.server.system.addresses import listen_for_http, listen_for_metrics
 from tensorferry.server.system.installed_versions import imported
 
@@ -58,7 +59,8 @@ def _serve_reloading(config: ServerConfig, argv: Sequence[str]) -> int:
     from tensorferry.server.cli.reloading import serve_reloading
 
     log_output.configure(config.log_format, config.log_level)
-    return serve_reloading(config, argv, config_file(argv))
+    arguments, _ = read_flags(command_parser(), argv, OPTIONS)
+    return serve_reloading(config, argv, config_file(arguments))
 
 
 def _warn_of_unknown_variables() -> None:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
+from tensorferry.server.config.flags import CommandParser, add_flags, config_file, read_flags
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError, StartError
 from tensorferry.server.models.config_pbtxt.ensembles import complete_ensemble, is_ensemble, named_models
@@ -47,12 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="The options are those of tensorferry serve; environment variables work, too.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help=MODEL_HELP,
-    )
-    parser.add_argument("--config", metavar="FILE", help="TOML file (also TENSORFERRY_CONFIG)")
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     add_flags(parser, MODEL_OPTIONS)
     return parser
 
@@ -62,8 +57,7 @@ def main(argv: Sequence[str]) -> int:
     arguments, flags = read_flags(_parser(), argv, MODEL_OPTIONS)
     # The configuration goes to stdout; the log is limited to warnings, so that they are not lost among other lines.
     flags["log-level"] = flags["log-level"] or os.environ.get("TENSORFERRY_LOG_LEVEL", "warning")
-    path = arguments["config"] or os.environ.get("TENSORFERRY_CONFIG")
-    file = Path(path) if path else None
+    file = config_file(arguments)
     models = models_of_repository(Path(arguments["model"])) or [arguments["model"]]
     return max(_show(model, flags, file, first=model == models[0]) for model in models)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tensorferry.server.config.model_tables import table_name
-from tensorferry.server.config.option import Option, OptionScope
+from tensorferry.server.config.option import OptionScope
 from tensorferry.server.config.server_config import OPTIONS, PYTHON_SUFFIX, ServerConfig
 from tensorferry.server.errors import ConfigError
 
@@ -32,16 +32,13 @@ def changed_cuda_options(config: ServerConfig, fields: Collection[str] | None = 
 
     With `fields`, only these are considered.
     """
-    of_gpus = [option for option in OPTIONS if option.scope is OptionScope.CUDA]
-    considered = of_gpus if fields is None else [option for option in of_gpus if option.field in fields]
-    return list(_changed(config, considered))
-
-
-def _changed(config: ServerConfig, options: Sequence[Option]) -> Iterator[str]:
-    for option in options:
-        value = getattr(config, option.field)
-        if value != option.default:
-            yield f"{option.flag} is {option.parser.format(value)}"
+    return [
+        f"{option.flag} is {option.parser.format(value)}"
+        for option in OPTIONS
+        if option.scope is OptionScope.CUDA and (fields is None or option.field in fields)
+        for value in [getattr(config, option.field)]
+        if value != option.default
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +175,8 @@ def _check_devices(given: _Given) -> None:
             raise ConfigError(f"{changed}, which has no effect because device is cpu; leave out one of them")
     # A model of a repository can ask for FP16 itself.
     if not given.config.model_repositories and not any(user.fp16 for user in given.users):
-        only_fp16 = [
-            option for option in OPTIONS if option.field == "fp16_tolerance" and option.field in given.fields
-        ]
-        for changed in _changed(given.config, only_fp16):
-            raise ConfigError(f"{changed}, but no model is converted to FP16; give --fp16, or leave it out")
+        tolerance = given.value("fp16_tolerance")
+        if tolerance not in (None, ServerConfig.fp16_tolerance):
+            raise ConfigError(
+                f"fp16-tolerance is {tolerance:g}, but no model is converted to FP16; give --fp16, or leave it out"
+            )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NoReturn
 
 from tensorferry.server.config.option import Option
@@ -26,6 +29,9 @@ REPLACED: Mapping[str, str] = {
     "max-strings": "a rule: a tensor has at most 65536 strings; send more in several requests",
 }
 
+# The environment variable that names the file of --config.
+CONFIG_VARIABLE = "TENSORFERRY_CONFIG"
+
 _SWITCHES = "A switch without a value means true; --no-NAME means false."
 
 
@@ -38,7 +44,8 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def add_flags(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
-    """Add the flags of these options, grouped as in the table; `read_flags` reads them."""
+    """Add --config, and the flags of these options, grouped as in the table; `read_flags` reads them."""
+    parser.add_argument("--config", metavar="FILE", help=f"TOML file (also {CONFIG_VARIABLE})")
     for title, group in groupby(options, lambda option: option.group):
         arguments = parser.add_argument_group(title)
         for option in group:
@@ -73,27 +80,26 @@ def read_flags(
     return arguments, flags
 
 
+def config_file(arguments: Mapping[str, Any]) -> Path | None:
+    """Return the file of --config, or of its environment variable. The arguments are those of `read_flags`."""
+    file = arguments["config"] or os.environ.get(CONFIG_VARIABLE)
+    return Path(file) if file else None
+
+
 def _with_switch_values(argv: Sequence[str], switches: Mapping[str, Option]) -> Iterator[str]:
     """Yield the arguments with each switch as --x=VALUE, because argparse would take a MODEL after it as its value."""
-    rest = iter(argv)
-    pending = next(rest, None)
-    while (text := pending) is not None:
-        pending = next(rest, None)
-        if text == "--":
-            yield text
-            while pending is not None:
-                yield pending
-                pending = next(rest, None)
-        elif (option := switches.get(text)) is not None:
-            if pending is not None and _is_value(pending, option):
-                yield f"{text}={pending}"
-                pending = next(rest, None)
-            else:
-                yield f"{text}=true"
+    end = argv.index("--") if "--" in argv else len(argv)
+    rest = deque(argv[:end])
+    while rest:
+        text = rest.popleft()
+        if (option := switches.get(text)) is not None:
+            value = rest.popleft() if rest and _is_value(rest[0], option) else "true"
+            yield f"{text}={value}"
         elif text.startswith("--no-") and f"--{text[5:]}" in switches:
             yield f"--{text[5:]}=false"
         else:
             yield text
+    yield from argv[end:]
 
 
 def _is_value(text: str, option: Option) -> bool:

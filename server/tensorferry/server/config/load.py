@@ -12,7 +12,7 @@ from typing import Any
 from tensorferry.server.config.checks import check
 from tensorferry.server.config.directory_advice import advice_for
 from tensorferry.server.config.file_values import take_text
-from tensorferry.server.config.flags import REPLACED, nearest, refuse_replaced
+from tensorferry.server.config.flags import CONFIG_VARIABLE, REPLACED, nearest, refuse_replaced
 from tensorferry.server.config.model_tables import read_tables
 from tensorferry.server.config.option import variable_of
 from tensorferry.server.config.server_config import OPTIONS, PYTHON_SUFFIX, ModelSource, ServerConfig
@@ -23,7 +23,7 @@ from tensorferry.server.names import NAME, NAME_RULE
 # Kubernetes sets these variables in every pod if a Service is named tensorferry.
 _SERVICE_LINKS = re.compile(r"TENSORFERRY_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP)\w*)")
 # Variables of `tensorferry serve` and of the client's commands that are not options.
-_OTHER_VARIABLES = ("TENSORFERRY_CONFIG", "TENSORFERRY_TARGET", "TENSORFERRY_TOKEN")
+_OTHER_VARIABLES = (CONFIG_VARIABLE, "TENSORFERRY_TARGET", "TENSORFERRY_TOKEN")
 
 
 def model_source(text: str) -> ModelSource:

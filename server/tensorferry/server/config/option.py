@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, TypeVar
@@ -39,7 +39,8 @@ def option(
 
     The flag is the field's name with hyphens unless `flag` says otherwise. With a `separator` the flag can be given
     several times, and the file can have a list: their texts are joined by the separator. An option that is `per_model`
-    can also be a key of a model's table in the file.
+    can also be a key of a model's table in the file. `scope` and `per_model` are not given in groups whose options all
+    have the same: `GROUPS` has them.
     """
     metadata = {
         "parser": parser,
@@ -98,8 +99,9 @@ def variable_of(flag: str) -> str:
     return "TENSORFERRY_" + flag.replace("-", "_").upper()
 
 
-def options_in(group: type, title: str) -> Iterator[Option]:
-    """Yield the options of a dataclass whose fields are made by `option`."""
+def options_in(group: type, title: str, of_all: Mapping[str, Any]) -> Iterator[Option]:
+    """Yield the options of a dataclass whose fields are made by `option`. All have the settings `of_all`."""
     for each in fields(group):
         flag = each.metadata["flag"] or each.name.replace("_", "-")
-        yield Option(**{**each.metadata, "flag": flag}, field=each.name, group=title, default=each.default)
+        settings = {**each.metadata, **of_all, "flag": flag}
+        yield Option(field=each.name, group=title, default=each.default, **settings)

@@ -28,7 +28,7 @@ def _format(value: Any) -> str | None:
 class Parser(Generic[_T_co]):
     """Conversion between an option's text and its value.
 
-    `parse` raises ValueError for a text that `allowed` excludes. `format` is the inverse, for defaults in help and
+    `parse` raises ValueError for a text that `allowed` excludes. `format` is the inverse for the default, in help and
     documentation; it returns None if there is nothing to show. `metavar` stands for the value in `--help`.
     A `switch` is an option whose flag can be given without a value, which means true.
     """
@@ -63,30 +63,20 @@ def integer(least: int, most: int | None = None, *, unit: str = "", metavar: str
     return Parser(parse, f"an integer {_bounds(least, most)}", "integer", metavar, unit)
 
 
-def integer_or_auto(least: int, most: int, unit: str) -> Parser[int | None]:
-    """Return a parser of integers from `least` to `most`, or the word auto, which is None."""
+def integer_or(word: str, least: int, most: int, *, unit: str = "", metavar: str = "N") -> Parser[int | None]:
+    """Return a parser of integers from `least` to `most`, both included, or a word, which is None."""
     of_integers = integer(least, most)
     return Parser(
-        lambda text: None if text.lower() == "auto" else of_integers.parse(text),
-        f"auto or an integer from {least} to {most}",
-        "integer, or auto",
-        "N|auto",
+        lambda text: None if text.lower() == word else of_integers.parse(text),
+        f"{word} or an integer from {least} to {most}",
+        f"integer, or {word}",
+        f"{metavar}|{word}",
         unit,
-        lambda value: "auto" if value is None else str(value),
+        lambda value: word if value is None else str(value),
     )
 
 
-def _parse_port_or_none(text: str) -> int | None:
-    return None if text.lower() == "none" else integer(0, 65535).parse(text)
-
-
-port_or_none = Parser(
-    _parse_port_or_none,
-    "none or an integer from 0 to 65535",
-    "integer, or none",
-    "PORT|none",
-    format=lambda value: "none" if value is None else str(value),
-)
+port_or_none = integer_or("none", 0, 65535, metavar="PORT")
 
 
 def integers(unit: str = "") -> Parser[tuple[int, ...]]:
@@ -102,6 +92,17 @@ def parse_integers(text: str) -> tuple[int, ...]:
     if min(values) < 1:
         raise ValueError
     return values
+
+
+def parse_pairs(text: str) -> tuple[tuple[str, str], ...]:
+    """Return comma-separated pairs NAME=VALUE; ValueError for a name that is missing or occurs twice."""
+    values: dict[str, str] = {}
+    for pair in text.split(","):
+        name, equals, value = pair.partition("=")
+        if not name or not equals or name in values:
+            raise ValueError
+        values[name] = value
+    return tuple(values.items())
 
 
 def _number_parser(

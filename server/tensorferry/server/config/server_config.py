@@ -7,19 +7,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorferry.server.config.option import Option, options_in
-from tensorferry.server.config.option_groups.batching import BatchingOptions
-from tensorferry.server.config.option_groups.caching import CachingOptions
-from tensorferry.server.config.option_groups.client_limits import ClientLimitOptions
+from tensorferry.server.config.option import Option, OptionScope, options_in
+from tensorferry.server.config.option_groups.batching import BatchingOptions, CachingOptions
 from tensorferry.server.config.option_groups.devices import DeviceOptions
+from tensorferry.server.config.option_groups.limits import ClientLimitOptions, RequestLimitOptions
 from tensorferry.server.config.option_groups.models import ModelOptions
-from tensorferry.server.config.option_groups.network import NetworkOptions
+from tensorferry.server.config.option_groups.network import NetworkOptions, ShutdownOptions
 from tensorferry.server.config.option_groups.observability import ObservabilityOptions
-from tensorferry.server.config.option_groups.permissions import PermissionOptions
-from tensorferry.server.config.option_groups.request_limits import RequestLimitOptions
-from tensorferry.server.config.option_groups.security import SecurityOptions
+from tensorferry.server.config.option_groups.security import PermissionOptions, SecurityOptions
 from tensorferry.server.config.option_groups.sequences import SequenceOptions
-from tensorferry.server.config.option_groups.shutdown import ShutdownOptions
 from tensorferry.server.models.remote.url import RemoteUrl
 
 if TYPE_CHECKING:
@@ -80,36 +76,31 @@ class ServerConfig(
         """Return the configuration with the options of one model."""
         return replace(self, **self.model_options.get(name, {}))
 
-    def for_all_models(self, **values: Any) -> ServerConfig:
-        """Return the configuration with these values, by field, for every model."""
-        kept = {
-            name: {field: value for field, value in options.items() if field not in values}
-            for name, options in self.model_options.items()
-        }
-        return replace(self, model_options=kept, **values)
-
     def values(self, field: str) -> Sequence[Any]:
         """Return the value of an option of the whole server, then its values for single models, each once."""
         own = [options[field] for options in self.model_options.values() if field in options]
         return list(dict.fromkeys([getattr(self, field), *own]))
 
 
-# By the titles that help and documentation show, in their order.
+_STANDALONE: Mapping[str, Any] = {"scope": OptionScope.STANDALONE}
+_PER_MODEL: Mapping[str, Any] = {"per_model": True}
+
+# By the titles that help and documentation show, in their order. The settings are those of all options of the group.
 GROUPS: Mapping[str, tuple[Option, ...]] = {
-    title: tuple(options_in(group, title))
-    for title, group in {
-        "models": ModelOptions,
-        "network": NetworkOptions,
-        "TLS and authentication": SecurityOptions,
-        "devices": DeviceOptions,
-        "batching and scheduling": BatchingOptions,
-        "sequences": SequenceOptions,
-        "cache": CachingOptions,
-        "limits for requests and all clients": RequestLimitOptions,
-        "limits for each client": ClientLimitOptions,
-        "shutdown": ShutdownOptions,
-        "permissions and status codes": PermissionOptions,
-        "metrics, traces and logs": ObservabilityOptions,
-    }.items()
+    title: tuple(options_in(group, title, of_all))
+    for title, group, of_all in (
+        ("models", ModelOptions, {}),
+        ("network", NetworkOptions, _STANDALONE),
+        ("TLS and authentication", SecurityOptions, _STANDALONE),
+        ("devices", DeviceOptions, {}),
+        ("batching and scheduling", BatchingOptions, _PER_MODEL),
+        ("sequences", SequenceOptions, _PER_MODEL),
+        ("cache", CachingOptions, _PER_MODEL),
+        ("limits for requests and all clients", RequestLimitOptions, {}),
+        ("limits for each client", ClientLimitOptions, {**_STANDALONE, **_PER_MODEL}),
+        ("shutdown", ShutdownOptions, {}),
+        ("permissions and status codes", PermissionOptions, {}),
+        ("metrics, traces and logs", ObservabilityOptions, {}),
+    )
 }
 OPTIONS: tuple[Option, ...] = tuple(option for group in GROUPS.values() for option in group)

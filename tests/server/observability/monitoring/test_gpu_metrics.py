@@ -9,25 +9,18 @@ import sys
 from typing import Any
 
 import pytest
-from support.server.nvml import FakeGpu, FakeNvml
+from support.server.nvml import FakeGpu, FakeNvml, reader_of
 
-from tensorferry.server.runtime.gpu.gpu_readings import GpuReader, GpuStatistics, open_nvml
+from tensorferry.server.runtime.gpu.gpu_readings import GpuStatistics, open_nvml
 from tensorferry.server.system.install_command import install_command
 
 FIRST = "0000:17:00.0"
 SECOND = "0000:b3:00.0"
 
 
-def rig(*gpus: FakeGpu, places: tuple[str | None, ...] = (FIRST, SECOND)) -> tuple[FakeNvml, GpuReader]:
-    """Return NVML with these GPUs, and a reader with CUDA devices at these bus ids."""
-    nvml = FakeNvml(*gpus)
-    nvml.nvmlInit()
-    return nvml, GpuReader(nvml, lambda index: places[index])
-
-
 def test_readings_of_a_gpu() -> None:
     gpu = FakeGpu(FIRST, "GPU-a", busy=37, used=3 << 30, total=80 << 30, celsius=61, milliwatts=312_500)
-    _, gpus = rig(gpu)
+    gpus = reader_of(gpu)
     gpus.statistics(["cuda:0"])
     gpu.millijoules += 2_500
     assert gpus.statistics(["cuda:0"]) == [
@@ -37,7 +30,9 @@ def test_readings_of_a_gpu() -> None:
 
 def test_devices_are_matched_by_bus_id() -> None:
     """For example with CUDA_VISIBLE_DEVICES=1,0."""
-    _, gpus = rig(FakeGpu(FIRST, "GPU-a", busy=1), FakeGpu(SECOND, "GPU-b", busy=2), places=(SECOND, FIRST))
+    gpus = reader_of(
+        FakeGpu(FIRST, "GPU-a", busy=1), FakeGpu(SECOND, "GPU-b", busy=2), places=(SECOND, FIRST)
+    )
     lines = gpus.statistics(["cuda:0", "cuda:1"])
     assert [(gpu.device, gpu.uuid, gpu.utilization) for gpu in lines] == [
         ("cuda:0", "GPU-b", 0.02),
@@ -46,7 +41,7 @@ def test_devices_are_matched_by_bus_id() -> None:
 
 
 def test_partitions_of_one_gpu_are_reported_once() -> None:
-    _, gpus = rig(FakeGpu(FIRST, "GPU-a"), places=(FIRST, FIRST))
+    gpus = reader_of(FakeGpu(FIRST, "GPU-a"), places=(FIRST, FIRST))
     assert [gpu.device for gpu in gpus.statistics(["cuda:0", "cuda:1"])] == ["cuda:0"]
 
 
@@ -54,7 +49,7 @@ def test_partitions_of_one_gpu_are_reported_once() -> None:
 def test_an_unknown_device_is_logged_once(
     places: tuple[str | None, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, gpus = rig(FakeGpu(FIRST, "GPU-a"), places=places)
+    gpus = reader_of(FakeGpu(FIRST, "GPU-a"), places=places)
     assert [gpus.statistics(["cuda:0"]) for _ in range(3)] == [[], [], []]
     assert caplog.text.count("NVML does not find cuda:0: it has no metrics") == 1
 
@@ -68,10 +63,10 @@ def test_unsupported_readings_are_none() -> None:
         "limit": ("power_limit_watts",),
         "energy": ("energy_joules",),
     }
-    _, gpus = rig(FakeGpu(FIRST, "GPU-a"))
+    gpus = reader_of(FakeGpu(FIRST, "GPU-a"))
     (whole,) = gpus.statistics(["cuda:0"])
     for what, missing in fields.items():
-        _, gpus = rig(FakeGpu(FIRST, "GPU-a", unsupported={what}))
+        gpus = reader_of(FakeGpu(FIRST, "GPU-a", unsupported={what}))
         without: dict[str, Any] = dict.fromkeys(missing)
         assert gpus.statistics(["cuda:0"]) == [dataclasses.replace(whole, **without)]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from support.server.nvml import FakeGpu, FakeNvml
+from support.server.nvml import FakeGpu, reader_of
 from support.server.pipelines import PROCESS, BranchedModel
 from support.server.rig import PATIENCE, signature, spec
 
@@ -22,13 +22,10 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 from tensorferry.server.observability.logs.exemplars import Exemplars
-from tensorferry.server.observability.monitoring import merged, status_report
-from tensorferry.server.observability.monitoring.merged import merged_status
+from tensorferry.server.observability.monitoring.merged import joined_page, labelled_page, merged_status
 from tensorferry.server.observability.monitoring.metrics.metrics import Metrics, ServerStatistics
-from tensorferry.server.observability.monitoring.process_pages import joined_page, labelled_page
 from tensorferry.server.observability.monitoring.processes import ProcessStatus
-from tensorferry.server.observability.monitoring.status_report import StatusReport
-from tensorferry.server.runtime.gpu.gpu_readings import GpuReader
+from tensorferry.server.observability.monitoring.status_report import MAX_BATCHES, StatusReport
 
 TEXT, OPENMETRICS = "", "application/openmetrics-text"
 FORMATS = pytest.mark.parametrize("accept", [TEXT, OPENMETRICS])
@@ -68,11 +65,7 @@ class Process:
         server = ServerStatistics(
             "0.1.0", "lane", ready, 2, 7, 9, {grpc.StatusCode.NOT_FOUND: 3}, processes=processes
         )
-        reader = None
-        if gpu is not None:
-            nvml = FakeNvml(gpu)
-            nvml.nvmlInit()
-            reader = GpuReader(nvml, lambda index: gpu.bus_id)
+        reader = None if gpu is None else reader_of(gpu, places=[gpu.bus_id] * 2)
         self._metrics = Metrics(self.registry, lambda: server, lambda: reader)
 
     def page(self, accept: str = TEXT) -> bytes:
@@ -211,7 +204,7 @@ def test_the_last_batches_are_the_newest_of_all_processes(start: Start) -> None:
     (batches,) = [
         each["last_batches"] for each in merged_status([one.report(), other.report()])["models"][:1]
     ]
-    assert len(batches) == merged._MAX_BATCHES == status_report._MAX_BATCHES
+    assert len(batches) == MAX_BATCHES
     assert [(batch["instance"], batch["number"]) for batch in batches] == [
         *((1, number) for number in range(9, 21)),
         *((0, number) for number in range(21, 41)),

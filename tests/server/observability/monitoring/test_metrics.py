@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from support.server.nvml import FakeGpu, FakeNvml
+from support.server.nvml import FakeGpu, reader_of
 from support.server.pipelines import PROCESS, BranchedModel
 from support.server.rig import ask, has_ipv6, signature, spec
 
@@ -19,7 +19,6 @@ from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 from tensorferry.server.observability.monitoring.http_server import MetricsServer, PageRenderer
 from tensorferry.server.observability.monitoring.metrics.metrics import Metrics, ServerStatistics
 from tensorferry.server.observability.monitoring.processes import ProcessStatus
-from tensorferry.server.runtime.gpu.gpu_readings import GpuReader
 from tensorferry.server.runtime.recovery.instance_health import InstanceEvent
 from tensorferry.server.system.addresses import listen_for_metrics
 
@@ -68,11 +67,7 @@ SERVER = ServerStatistics(
 
 def page(registry: ModelRegistry, *gpus: FakeGpu, accept: str = "") -> str:
     """Return the page with readings of these GPUs, which are CUDA devices from 0 on."""
-    reader = None
-    if gpus:
-        nvml = FakeNvml(*gpus)
-        nvml.nvmlInit()
-        reader = GpuReader(nvml, lambda index: gpus[index].bus_id)
+    reader = reader_of(*gpus) if gpus else None
     text, _ = Metrics(registry, lambda: SERVER, lambda: reader).page(accept)
     return text.decode()
 
@@ -133,13 +128,6 @@ def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry)
                 name,
                 value,
             )
-
-
-def test_triton_metrics_have_triton_s_names_types_and_labels(registry: ModelRegistry) -> None:
-    text = page(registry)
-    assert 'nv_inference_request_failure{model="m",reason="REJECTED",version="3"} 0\n' in text
-    assert 'nv_inference_exec_count{model="m",version="3"} 0\n' in text
-    assert not any(name.endswith("_total") for name in types(text) if name.startswith("nv_"))
 
 
 def test_metrics_of_processes(registry: ModelRegistry) -> None:

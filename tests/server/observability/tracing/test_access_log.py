@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 from support.server.rig import PATIENCE
 
-from tensorferry.batcher import BatchInfo, Cancelled, DeadlineExceeded, QueueFull, Shed, StageOutcome
+from tensorferry.batcher import (
+    BatchInfo,
+    Cancelled,
+    DeadlineExceeded,
+    QueueFull,
+    RunTimedOut,
+    Shed,
+    StageOutcome,
+)
 from tensorferry.server.errors import ModelFailedError
 from tensorferry.server.identity import ClientIdentity
 from tensorferry.server.observability.logs.trace_context import TraceContext
@@ -68,6 +76,7 @@ def ended(
         (Cancelled(""), True, "cancelled", "CANCELLED"),
         (DeadlineExceeded(""), True, "expired", "DEADLINE_EXCEEDED"),
         (DeadlineExceeded(""), False, "refused", "DEADLINE_EXCEEDED"),
+        (RunTimedOut(""), True, "failed", "DEADLINE_EXCEEDED"),
         (Shed("", 1.0), True, "shed", "RESOURCE_EXHAUSTED"),
         (QueueFull("", 1.0), False, "refused", "RESOURCE_EXHAUSTED"),
         (ModelFailedError(""), True, "failed", "INTERNAL"),

@@ -30,8 +30,8 @@ def traced(
     monkeypatch.setattr(otel, "time", SimpleNamespace(time=lambda: 2e9, monotonic=lambda: 1e6))
     made: list[TracedService] = []
 
-    def make(environment: dict[str, str] | None = None, **options: Any) -> TracedService:
-        made.append(TracedService(served, environment, **options))
+    def make(**options: Any) -> TracedService:
+        made.append(TracedService(served, **options))
         return made[-1]
 
     yield make
@@ -271,24 +271,6 @@ def test_a_cancelled_stream_ends_the_spans_of_its_requests(traced: Callable[...,
         assert of(span)["rpc.method"] == "ModelStreamInfer"
         assert "respond" not in spans.stages(name)
     assert "batch" in spans.stages("running")
-
-
-@pytest.mark.parametrize(
-    ("sampler", "argument", "sampled"),
-    [
-        ("", "", {"child", "root"}),
-        ("parentbased_traceidratio", "0", {"child"}),
-        ("always_on", "", {"child", "root", "not"}),
-    ],
-)
-def test_requests_are_sampled_by_the_configured_sampler(
-    traced: Callable[..., TracedService], sampler: str, argument: str, sampled: set[str]
-) -> None:
-    at = traced({"OTEL_TRACES_SAMPLER": sampler, "OTEL_TRACES_SAMPLER_ARG": argument})
-    at.runner.open()
-    for request_id, parent in (("child", SAMPLED), ("root", ""), ("not", UNSAMPLED)):
-        assert at.infer(request_id, parent).result(PATIENCE).id == request_id
-    assert set(at.spans(len(sampled), len(sampled)).requests) == sampled
 
 
 def test_spans_carry_the_callers_trace_state(traced: Callable[..., TracedService]) -> None:

@@ -26,7 +26,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def export() -> SpanExport:
-    return SpanExport(os.environ, "1.2.3", ResponseBatcher())
+    return SpanExport(ResponseBatcher())
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,11 @@ def test_an_invalid_variable_is_named(
 @pytest.mark.parametrize(("name", "value"), [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")])
 def test_variables_can_disable_opentelemetry(variables: pytest.MonkeyPatch, name: str, value: str) -> None:
     variables.setenv(name, value)
+    # An empty variable counts as missing.
+    variables.setenv("OTEL_PROPAGATORS", "")
     off = export()
     assert off.source is None
     assert off.stop(0)
-
-
-def test_an_empty_variable_counts_as_missing(variables: pytest.MonkeyPatch) -> None:
-    variables.setenv("OTEL_PROPAGATORS", "")
-    variables.setenv("OTEL_TRACES_EXPORTER", "none")
-    assert export().source is None
 
 
 def test_a_missing_extra_is_named(variables: pytest.MonkeyPatch) -> None:
@@ -75,6 +71,18 @@ def test_a_missing_extra_is_named(variables: pytest.MonkeyPatch) -> None:
         StartError, match=r"--otel is given, but opentelemetry.* is not installed: pip install"
     ):
         telemetry.start()
+
+
+def test_a_sampler_follows_the_parent_if_it_is_named_so() -> None:
+    sampled, not_sampled = (TraceContext("1" * 32, "1" * 16, flag) for flag in (True, False))
+    parents = (None, sampled, not_sampled)
+    for name, expected in (
+        ("", [True, True, False]),
+        ("always_on", [True, True, True]),
+        ("parentbased_always_off", [False, True, False]),
+    ):
+        sample = sampler_of({"OTEL_TRACES_SAMPLER": name})
+        assert [sample(parent) is not None for parent in parents] == expected, name
 
 
 @pytest.mark.parametrize("name", ["traceidratio", "parentbased_traceidratio"])

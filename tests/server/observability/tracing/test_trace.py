@@ -9,6 +9,7 @@ import pytest
 from support.server.rig import Replies, fp32, request, response_of, signature, spec
 
 from tensorferry.batcher import Batcher, Request
+from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 from tensorferry.server.observability.tracing.trace import RequestTrace, Tracer
@@ -38,11 +39,10 @@ class Collector:
 class Desk:
     """Service that traces every request, and collects the replies."""
 
-    def __init__(self) -> None:
-        self.collector = Collector()
-        self.tracer = Tracer([self.collector])
+    def __init__(self, collector: Any = None) -> None:
+        self.collector = collector or Collector()
         self.registry = ModelRegistry()
-        self.service = InferenceService(self.registry, tracing=self.tracer)
+        self.service = InferenceService(self.registry, tracing=Tracer([self.collector]))
 
     def unload(self) -> None:
         self.registry.mark_unloading(self.registry.get("m"))
@@ -87,9 +87,6 @@ def test_each_request_has_one_trace_even_if_its_model_is_replaced(monkeypatch: p
     monkeypatch.setattr(first, "enqueue", replace)
     assert response_of(desk.ask("moved").first()).model_version == "2"
     assert desk.traced()[2:] == [("moved", "2", True)]
-    desk.tracer.switch(desk.collector, on=False)
-    assert response_of(desk.ask("off").first()).id == "off"
-    assert len(desk.traced()) == 3
     assert second[0].close()
 
 
@@ -106,15 +103,17 @@ def test_an_exception_of_a_sink_does_not_affect_the_response(caplog: pytest.LogC
 
         ended = completed
 
-    registry = ModelRegistry()
-    batcher = Batcher(lambda inputs: {"y": inputs["x"]}, 4)
-    registry.mark_ready(Model("m", "1", SIGNATURE, 4, "", batcher))
-    service = InferenceService(registry, tracing=Tracer([Broken()]))
-    replies = Replies()
-    service.submit(request({"x": fp32(1, 2)}, id="1").SerializeToString(), math.inf, replies)
-    reply = replies.first()
+    desk = Desk(Broken())
+    batcher = desk.serve("1")
+    reply = desk.ask("1").first()
     assert response_of(reply).id == "1"
     assert reply.trace is not None
     reply.trace.sent()
     assert caplog.text.count("a request could not be traced") == 2
     assert batcher.close()
+
+
+def test_a_request_of_a_function_is_traced_only_by_sources_of_such_requests() -> None:
+    tracer = Tracer([Collector()])
+    assert tracer.begin(None, "1", 0.0, None, ANONYMOUS) is not None
+    assert tracer.begin(None, "1", 0.0, None, ANONYMOUS, called_by="outer") is None

@@ -11,7 +11,7 @@ from tensorferry.server.config.option import OptionScope, option
 from tensorferry.server.config.parsers import (
     Parser,
     integer,
-    integer_or_auto,
+    integer_or,
     parse_integers,
     path,
     positive_number,
@@ -97,7 +97,7 @@ class DeviceOptions:
     # None is auto.
     instances: int | None = option(
         1,
-        integer_or_auto(1, MOST_INSTANCES, "sessions"),
+        integer_or("auto", 1, MOST_INSTANCES, unit="sessions"),
         "sessions of a model on each device, which run batches at the same time, each with its own copy of the weights; auto: "
         "on a CPU, what carries the most rows, measured once while the server is idle; a lone request may then take longer",
         per_model=True,

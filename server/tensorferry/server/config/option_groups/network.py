@@ -1,4 +1,4 @@
-"""Options of the network: address, transport and connections."""
+"""Options of the network: address, transport and connections; and of an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorferry.server.config.parsers import (
     Parser,
     host_name,
     integer,
-    integer_or_auto,
+    integer_or,
     one_of,
     port_or_none,
     seconds,
@@ -43,32 +43,28 @@ _origins = Parser(
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
-    """Options of the network."""
+    """Options of the network, all with the scope STANDALONE."""
 
     host: str = option(
         "127.0.0.1",
         host_name,
         "address to listen on; 0.0.0.0 or :: for all addresses",
-        scope=OptionScope.STANDALONE,
     )
     port: int = option(
         8001,
         integer(0, 65535, metavar="PORT"),
         "port to listen on; 0 picks a free port and prints it",
-        scope=OptionScope.STANDALONE,
     )
     http_port: int | None = option(
         None,
         port_or_none,
         "port of HTTP/1.1 with the same protocol, on --host; 0 picks a free port and prints it; none: no HTTP",
-        scope=OptionScope.STANDALONE,
     )
     http_cors_origins: tuple[str, ...] = option(
         (),
         _origins,
         "origins whose web pages may call the HTTP port from a browser (CORS), such as https://example.com, * for all; not for "
         "methods that change the server; can be given several times",
-        scope=OptionScope.STANDALONE,
         separator=",",
     )
     transport: str = option(
@@ -76,30 +72,24 @@ class NetworkOptions:
         one_of("auto", "lane", "threaded"),
         "how ModelInfer and ModelStreamInfer are served; lane is faster, threaded uses only the public API of grpcio; auto "
         "uses the lane if it works with the installed grpcio",
-        scope=OptionScope.STANDALONE,
     )
     # None is auto.
     processes: int | None = option(
         1,
-        integer_or_auto(1, 256, "processes"),
+        integer_or("auto", 1, 256, unit="processes"),
         "server processes on the port, each with all models; threads, limits and quotas are divided; auto: one for each GPU, or "
         "for each four cores of a CPU, at most eight",
-        scope=OptionScope.STANDALONE,
     )
-    max_message_bytes: int = option(
-        64 << 20, size(1, (1 << 31) - 1), "largest message received or sent", scope=OptionScope.STANDALONE
-    )
+    max_message_bytes: int = option(64 << 20, size(1, (1 << 31) - 1), "largest message received or sent")
     max_metadata_bytes: int = option(
         16384,
         integer(1024, 1 << 24, unit="bytes"),
         "largest metadata of a call, including its token",
-        scope=OptionScope.STANDALONE,
     )
     max_connections: int = option(
         0,
         integer(0, unit="connections"),
         "most open connections; further ones are closed; 0: limited only by the number of open files",
-        scope=OptionScope.STANDALONE,
     )
     max_connection_age: float = option(
         0.0,
@@ -108,11 +98,26 @@ class NetworkOptions:
         "without health checks move to new servers; 0: never, or 60 seconds with several processes, so that connections are "
         "divided again",
         flag="max-connection-age-seconds",
-        scope=OptionScope.STANDALONE,
     )
     reflection: bool = option(
         True,
         switch,
         "answer reflection requests, which grpcurl uses to get the protocol's descriptors",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShutdownOptions:
+    """Options of an orderly shutdown."""
+
+    drain_seconds: float = option(
+        30.0, seconds, "longest time after SIGTERM or Ctrl-C for accepted requests to finish"
+    )
+    drain_delay: float = option(
+        0.0,
+        seconds,
+        "time after SIGTERM or Ctrl-C in which requests are still accepted while health is NOT_SERVING and the port is "
+        "closed to new connections, so that load balancers notice and no call fails; --drain-seconds begin afterwards",
+        flag="drain-delay-seconds",
         scope=OptionScope.STANDALONE,
     )

@@ -26,16 +26,10 @@ class Exemplars:
 
     def record(self, traceparent: str | bytes, seconds: float) -> None:
         """Record an answered request with this header, if its trace is sampled."""
-        trace_id = sampled_trace(traceparent)
-        if trace_id is not None:
-            self._latest[interval_of(seconds)] = Exemplar(trace_id, seconds, time.time())
+        context = parse_trace_context(((TRACEPARENT, traceparent),))
+        if context is not None and context.sampled:
+            self._latest[interval_of(seconds)] = Exemplar(context.trace_id, seconds, time.time())
 
     def latest(self) -> Sequence[Exemplar | None]:
         """Return the exemplars by interval."""
         return tuple(self._latest)
-
-
-def sampled_trace(traceparent: str | bytes) -> str | None:
-    """Return the trace id in hexadecimal; None if the header is invalid or the trace is not sampled."""
-    context = parse_trace_context(((TRACEPARENT, traceparent),))
-    return context.trace_id if context is not None and context.sampled else None

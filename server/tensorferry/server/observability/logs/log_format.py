@@ -63,6 +63,12 @@ def _indented(details: str) -> list[str]:
     return [f"    {printable(line)}" for line in details.split("\n")]
 
 
+def lost_lines(count: int) -> logging.LogRecord:
+    """Return the record that reports the number of dropped lines."""
+    message = "%d log lines are lost: stderr was not read fast enough"
+    return logging.LogRecord("tensorferry.server", logging.WARNING, "", 0, message, (count,), None)
+
+
 def text_formatter(iso_times: bool) -> logging.Formatter:
     """Return the formatter of text lines, with the local time of day, or ISO 8601 times in UTC."""
     formatter = _TextFormatter(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tensorferry.server.errors import truncate
-from tensorferry.server.observability.logs.log_format import JsonFormatter, text_formatter
+from tensorferry.server.observability.logs.log_format import JsonFormatter, lost_lines, text_formatter
 from tensorferry.server.observability.logs.log_writer import BackgroundWriter
 from tensorferry.server.observability.logs.repeated_warnings import RepeatLimit
 from tensorferry.server.observability.logs.trace_context import TraceContext
@@ -84,17 +84,18 @@ _LAST_LINES_SECONDS = 1.0
 _STDERR = 2
 
 
-class LogOutput:
+class LogOutput(logging.Handler):
     """The program's log output on stderr. Thread-safe.
 
     Lines beyond 10,000 or 4 MiB of queued lines are dropped. A later line reports their number.
     """
 
     def __init__(self, log_format: str, level: str) -> None:
+        super().__init__()
         self.json = log_format == "json"
         least = getattr(logging, level.upper())
-        # Guards writes of _levels, and the settings of the handler and root logger. Nothing is logged meanwhile.
-        self._lock = threading.Lock()
+        # Guards writes of _levels, and the settings of this handler and the root logger. Nothing is logged meanwhile.
+        self._levels_lock = threading.Lock()
         self._levels = LogLevels(
             info=least <= logging.INFO,
             warning=least <= logging.WARNING,
@@ -112,10 +113,9 @@ class LogOutput:
             max_bytes=_MAX_LINES_BYTES,
         )
         self._writer.start()
-        self._handler = _QueueHandler(self)
-        self._handler.addFilter(lambda record: self._levels.includes(record.levelno))
-        self._handler.addFilter(self._repeat_limit)
-        logging.basicConfig(handlers=[self._handler], force=True)
+        self.addFilter(lambda record: self._levels.includes(record.levelno))
+        self.addFilter(self._repeat_limit)
+        logging.basicConfig(handlers=[self], force=True)
         for name in (_GRPC, _TRACE_STATE):
             logging.getLogger(name).addFilter(_downgrade_client_faults)
         self._apply_locked()
@@ -127,12 +127,19 @@ class LogOutput:
 
     def replace(self, expected: LogLevels, new: LogLevels) -> bool:
         """Change the levels to `new`. Return False without a change if they are not `expected` any more."""
-        with self._lock:
+        with self._levels_lock:
             if self._levels != expected:
                 return False
             self._levels = new
             self._apply_locked()
         return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the line of a record, which is formatted now, since its arguments may change later. Never waits."""
+        try:
+            self.put(self.format(record))
+        except Exception:
+            self.handleError(record)
 
     def put(self, line: str) -> None:
         """Queue a line as it is. Never waits."""
@@ -141,15 +148,16 @@ class LogOutput:
             with self._lost_lock:
                 self._lost += 1
 
-    def flush(self, timeout: float = _LAST_LINES_SECONDS) -> bool:
-        """Wait at most `timeout` seconds for all lines to be written. Return whether they are."""
+    def flush(self) -> None:
+        """Wait at most a second for all lines to be written. `logging.shutdown` calls this at the end of the process."""
         if left_out := self._repeat_limit.take_left_out():
             _log.warning("%d warnings or errors that repeat others were left out of the log", left_out)
-        return self._writer.flush(timeout)
+        self._writer.flush(_LAST_LINES_SECONDS)
 
     def close(self) -> None:
         """Stop the writer after the queued lines. Later lines are lost."""
         self._writer.stop(0)
+        super().close()
 
     def _write(self, lines: Sequence[bytes]) -> None:
         """Write lines, and the number of dropped ones. Runs on the writer's thread."""
@@ -157,41 +165,13 @@ class LogOutput:
         with self._lost_lock:
             lost, self._lost = self._lost, 0
         if lost:
-            record = _log.makeRecord(_log.name, logging.WARNING, "", 0, _LOST, (lost,), None)
-            _write_all(f"{self._handler.format(record)}\n".encode())
+            _write_all(f"{self.format(lost_lines(lost))}\n".encode())
 
     def _apply_locked(self) -> None:
         levels = self._levels
-        self._handler.setFormatter(JsonFormatter() if self.json else text_formatter(levels.iso_times))
+        self.setFormatter(JsonFormatter() if self.json else text_formatter(levels.iso_times))
         # Loggers then skip lines that would not be written.
         logging.getLogger().setLevel(levels.least_level)
-
-
-_LOST = "%d log lines are lost: stderr was not read fast enough"
-
-
-class _QueueHandler(logging.Handler):
-    """Handler that formats a record where it is logged, since its arguments may change later."""
-
-    def __init__(self, output: LogOutput) -> None:
-        super().__init__()
-        self._output = output
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Queue one line."""
-        try:
-            self._output.put(self.format(record))
-        except Exception:
-            self.handleError(record)
-
-    def flush(self) -> None:
-        """Wait briefly for all lines to be written. `logging.shutdown` calls this at the end of the process."""
-        self._output.flush()
-
-    def close(self) -> None:
-        """Stop after the queued lines."""
-        self._output.close()
-        super().close()
 
 
 def _write_all(data: bytes) -> None:

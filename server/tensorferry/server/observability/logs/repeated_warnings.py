@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic
 from typing import TypeAlias
 
@@ -17,12 +18,11 @@ _MAX_KEYS = 1000
 _Key: TypeAlias = tuple[str, str, str]
 
 
+@dataclass(slots=True)
 class _Period:
-    __slots__ = ("began", "count", "left_out")
-
-    def __init__(self, began: float) -> None:
-        self.began = began
-        self.count = self.left_out = 0
+    began: float
+    count: int = 0
+    left_out: int = 0
 
 
 class RepeatLimit(logging.Filter):

@@ -10,8 +10,12 @@ from prometheus_client.exposition import choose_encoder
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.observability.monitoring.http_server import PageRenderer
-from tensorferry.server.observability.monitoring.merged import merged_statistics, merged_status
-from tensorferry.server.observability.monitoring.process_pages import joined_page, labelled_page
+from tensorferry.server.observability.monitoring.merged import (
+    joined_page,
+    labelled_page,
+    merged_statistics,
+    merged_status,
+)
 from tensorferry.server.processes.peers import Peers
 
 _STATISTICS, _METRICS, _STATUS = "statistics", "metrics", "status"

@@ -17,8 +17,7 @@ from tensorferry.server.system.addresses import names_this_machine
 from tensorferry.server.system.threads import HandlerThreads, ThreadKind
 from tensorferry.server.transport.http.answers import error_response, response
 from tensorferry.server.transport.http.connection import Connection, Exchange
-from tensorferry.server.transport.http.error_forms import ErrorBody
-from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.errors import ErrorBody, HttpError
 from tensorferry.server.transport.http.heads import Head, Routed
 from tensorferry.server.transport.http.server import ConnectionLimits, HttpServer
 from tensorferry.server.transport.unread_responses import UnreadResponses

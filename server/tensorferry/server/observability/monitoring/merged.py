@@ -1,10 +1,13 @@
-"""ModelStatistics and status of several processes, merged into one of each.
+"""ModelStatistics, status and metrics page of several processes, merged into one of each. All functions are pure.
 
-Each process is a whole server with its own models and counts, so counts are summed. All functions are pure.
+Each process is a whole server with its own models and counts, so counts are summed. But on the metrics page the series of
+each process have its number as a label: sums would fall when a process is replaced, and Prometheus would count what is
+left of them again.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from operator import attrgetter, itemgetter
@@ -12,11 +15,16 @@ from typing import Any, TypeVar
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.models.lifecycle.registry import ModelState
+from tensorferry.server.observability.monitoring.metrics.metric_names import ProcessMetric
+from tensorferry.server.observability.monitoring.status_report import MAX_BATCHES
 
-# Number of batches per model and stage, as in the status of one process.
-_MAX_BATCHES = 32
 # Fields of a model's or stage's status that have only counts.
 _COUNTS = ("requests", "refusals", "times", "answer_seconds", "predictions", "padding", "queue", "sequences")
+
+_END = "# EOF"
+_NAME = re.compile(r"[a-zA-Z_:][\w:]*", re.ASCII)
+# Metrics of the server as a whole: the pages of all processes have the same.
+_COMMON = frozenset(metric.on_page for metric in ProcessMetric)
 
 _T = TypeVar("_T")
 
@@ -134,7 +142,7 @@ def _merged_counts(of: Sequence[Mapping[str, Any]], instances: Sequence[int]) ->
         },
         "warnings": _united(one["warnings"] for one in of),
         # The clock is the same in all processes.
-        "last_batches": sorted(last_batches, key=itemgetter("answered"))[-_MAX_BATCHES:],
+        "last_batches": sorted(last_batches, key=itemgetter("answered"))[-MAX_BATCHES:],
     }
 
 
@@ -164,3 +172,37 @@ def _groups(lists: Iterable[Iterable[_T]], key: Callable[[_T], Hashable]) -> lis
     for each in chain.from_iterable(lists):
         groups.setdefault(key(each), []).append(each)
     return list(groups.values())
+
+
+def labelled_page(page: bytes, process: int) -> bytes:
+    """Return the page of `Metrics.page` with the label of this process in each of its own series."""
+    # Not splitlines, because labels may contain other line separators.
+    return "\n".join([_labelled(line, process) for line in page.decode().split("\n")]).encode()
+
+
+def _labelled(line: str, process: int) -> str:
+    name = _NAME.match(line)
+    if name is None or name[0] in _COMMON:
+        return line
+    rest = line[name.end() :]
+    inner = f",{rest[1:]}" if rest.startswith("{") else f"}}{rest}"
+    return f'{name[0]}{{process="{process}"{inner}'
+
+
+def joined_page(pages: Sequence[bytes]) -> bytes:
+    """Return one page of labelled ones: each metric once, with the series of all pages."""
+    metrics: dict[str, list[str]] = {}
+    end: list[str] = []
+    for number, page in enumerate(pages):
+        lines: list[str] = []
+        for line in page.decode().split("\n"):
+            if line in (_END, ""):
+                end.append(line)
+            elif line.startswith("# "):
+                lines = metrics.setdefault(line.split(" ", 3)[2], [])
+                if line not in lines:
+                    lines.append(line)
+            elif not number or line.partition("{")[0].partition(" ")[0] not in _COMMON:
+                lines.append(line)
+    last = [_END, ""] if _END in end else [""]
+    return "\n".join([*(line for lines in metrics.values() for line in lines), *last]).encode()

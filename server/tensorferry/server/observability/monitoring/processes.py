@@ -28,17 +28,7 @@ class ProcessStatus:
 
 def process_statuses(reported: Sequence[Mapping[str, Any]]) -> Sequence[ProcessStatus]:
     """Return the processes of the supervisor's last message, with their memory at the moment."""
-    return [
-        ProcessStatus(
-            each["name"],
-            each["pid"],
-            each["generation"],
-            each["state"],
-            each["restarts"],
-            resident_bytes(each["pid"]),
-        )
-        for each in reported
-    ]
+    return [ProcessStatus(**each, resident_bytes=resident_bytes(each["pid"])) for each in reported]
 
 
 def resident_bytes(pid: int | None) -> int | None:

@@ -23,6 +23,7 @@ from tensorferry.batcher import (
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry, ModelState, RegistryEntry
+from tensorferry.server.observability.monitoring.metrics.metric_names import OUTCOMES
 from tensorferry.server.observability.monitoring.processes import ProcessStatus, resident_bytes
 from tensorferry.server.observability.monitoring.step_statistics import ModelCounts, StageCounts, counts_of
 from tensorferry.server.signature import TensorSpec
@@ -30,8 +31,8 @@ from tensorferry.server.signature import TensorSpec
 # Incremented when a field changes its meaning or is removed. New fields may be added at any time.
 SCHEMA = 1
 
-# Number of batches per model. With all that a batcher keeps, a report of many models would have megabytes.
-_MAX_BATCHES = 32
+# Number of batches per model and stage. With all that a batcher keeps, a report of many models would have megabytes.
+MAX_BATCHES = 32
 
 
 class StatusReport:
@@ -235,17 +236,7 @@ def _stage(stage: StageCounts, batches: Sequence[BatchRecord]) -> dict[str, Any]
 def _counts(counts: BatcherStatistics, of_batchers: Sequence[BatcherStatistics]) -> dict[str, Any]:
     sizes, times = counts.sizes, counts.answer_times
     return {
-        "requests": {
-            "accepted": counts.accepted,
-            "answered": counts.answered,
-            "failed": counts.failed,
-            "cancelled": counts.cancelled,
-            "expired": counts.expired,
-            "shed": counts.shed,
-            "abandoned": counts.abandoned,
-            "refused": counts.refused,
-            "retried": counts.retried,
-        },
+        "requests": {name: getattr(counts, name) for name in ("accepted", *OUTCOMES, "refused", "retried")},
         "refusals": counts.refusals,
         "times": {
             "queue": counts.queue_delays.counts,
@@ -287,7 +278,7 @@ def _counts(counts: BatcherStatistics, of_batchers: Sequence[BatcherStatistics])
 
 
 def _batches(records: Sequence[BatchRecord]) -> Sequence[dict[str, Any]]:
-    return [_batch_status(record) for record in records[-_MAX_BATCHES:]]
+    return [_batch_status(record) for record in records[-MAX_BATCHES:]]
 
 
 def _batch_status(record: BatchRecord) -> dict[str, Any]:

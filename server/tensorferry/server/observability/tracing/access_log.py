@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensorferry.batcher import StageOutcome
-from tensorferry.batcher.supervision import RestartBackoff
 from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.server.observability.logs import logs
@@ -23,11 +22,10 @@ from tensorferry.server.observability.tracing.trace import RequestTrace
 
 _log = logging.getLogger("tensorferry.access")
 
-# Outcome of an accepted request by its error. Other errors count as failed.
+# Outcome of an accepted request by its error, as metrics name it. Other errors count as failed.
 _OUTCOMES = {
     "Cancelled": "cancelled",
     "DeadlineExceeded": "expired",
-    "RunTimedOut": "expired",
     "Shed": "shed",
     "BatcherClosed": "abandoned",
 }
@@ -74,15 +72,12 @@ class AccessLog:
     # It has a line for each request of a client.
     traces_calls = False
 
-    def __init__(self, max_lines: int, backoff: RestartBackoff | None = None) -> None:
+    def __init__(self, max_lines: int) -> None:
         # Guards both limits. Only the queue's `put` is called while it is held, which never waits.
         self._lock = threading.Lock()
         self._answered, self._others = _RateLimit(max_lines), _RateLimit(max_lines)
         self._writer: BackgroundWriter[tuple[RequestTrace, int]] = BackgroundWriter(
-            "access-log",
-            self._write,
-            max_items=2 * max_lines * _QUEUE_SECONDS,
-            backoff=backoff,
+            "access-log", self._write, max_items=2 * max_lines * _QUEUE_SECONDS
         )
 
     def start(self) -> None:
@@ -103,15 +98,12 @@ class AccessLog:
     def ended(self, trace: RequestTrace) -> None:
         """Queue a line if the limit permits it. Never waits."""
         with self._lock:
-            limit = self._limit_for(trace)
+            limit = self._answered if trace.status is None else self._others
             left_out = limit.take(time.monotonic())
             if left_out is None:
                 return
             if not self._writer.put((trace, left_out)):
                 limit.add_left_out(left_out + 1)
-
-    def _limit_for(self, trace: RequestTrace) -> _RateLimit:
-        return self._answered if trace.status is None else self._others
 
     def _write(self, items: Sequence[tuple[RequestTrace, int]]) -> None:
         for trace, left_out in items:

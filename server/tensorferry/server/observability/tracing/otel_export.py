@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
@@ -31,10 +33,9 @@ _ABORT_SECONDS = 0.5
 class SpanExport:
     """Trace source for spans, and their exporter. `source` is None if the variables disable OpenTelemetry."""
 
-    def __init__(
-        self, environment: Mapping[str, str], version: str, response_hook: ResponseBurstHook
-    ) -> None:
+    def __init__(self, response_hook: ResponseBurstHook) -> None:
         """Create the exporter. StartError for invalid variables."""
+        environment, release = os.environ, version("tensorferry")
         self.source: OpenTelemetrySource | None = None
         if environment.get(_DISABLED, "").strip().lower() == "true":
             _log.warning("--otel has no effect: %s is true", _DISABLED)
@@ -56,7 +57,7 @@ class SpanExport:
         except ValueError as error:
             raise StartError(f"a variable OTEL_* is invalid: {error}") from None
         self.source = OpenTelemetrySource(
-            self._processor, sampler, _resource(version), limits, version, response_hook
+            self._processor, sampler, _resource(release), limits, release, response_hook
         )
 
     def stop(self, timeout: float) -> bool:
@@ -101,11 +102,11 @@ def _exporter(environment: Mapping[str, str]) -> SpanExporter | None:
         ) from error
 
 
-def _resource(version: str) -> Resource:
+def _resource(release: str) -> Resource:
     """Return the resource from the variables, with a default service name."""
     found = Resource.create()
     named: Any = found.attributes.get(SERVICE_NAME, "")
-    release = {SERVICE_VERSION: version}
+    of_release = {SERVICE_VERSION: release}
     if not named or str(named).startswith("unknown_service"):
-        return found.merge(Resource({SERVICE_NAME: "tensorferry", **release}))
-    return Resource(release).merge(found)
+        return found.merge(Resource({SERVICE_NAME: "tensorferry", **of_release}))
+    return Resource(of_release).merge(found)

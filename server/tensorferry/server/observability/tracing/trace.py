@@ -7,17 +7,16 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tensorferry.batcher import BatchInfo, StageOutcome
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity
 from tensorferry.server.models.lifecycle.registry import Model
-from tensorferry.server.observability.logs.trace_context import TraceContext, parse_trace_context
+from tensorferry.server.observability.logs.trace_context import TraceContext
 from tensorferry.server.status import Status
 
 _log = logging.getLogger("tensorferry.server")
-
-_NAN = math.nan
 
 
 class TraceSink(Protocol):
@@ -49,6 +48,7 @@ class TraceSource(Protocol):
         """Return a sink for a request, or None if it is not traced. `model` is None if it is unknown."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RequestTrace:
     """Trace of a request. Times are seconds of `time.monotonic`, or NaN for steps that did not happen.
 
@@ -59,63 +59,31 @@ class RequestTrace:
     for a successful response.
     """
 
-    __slots__ = (
-        "_abandoned",
-        "_done",
-        "_ended",
-        "_lock",
-        "_sinks",
-        "accepted",
-        "addressed",
-        "batch",
-        "called_by",
-        "caller",
-        "completed_at",
-        "context",
-        "error",
-        "queue_delay",
-        "queued",
-        "request_id",
-        "rows",
-        "sent_at",
-        "stages",
-        "started",
-        "status",
-        "streamed",
-    )
-
-    def __init__(
-        self,
-        sinks: Sequence[TraceSink],
-        request_id: str,
-        started: float,
-        context: TraceContext | None = None,
-        caller: ClientIdentity = ANONYMOUS,
-        *,
-        streamed: bool = False,
-        called_by: str = "",
-    ) -> None:
-        self._sinks = sinks
-        self.request_id = request_id
-        self.started = started
-        # The request's span, or else the caller's.
-        self.context = context
-        self.caller = caller
-        self.called_by = called_by
-        self.addressed = ("", "")
-        self.accepted = False
-        self.streamed = streamed
-        self.rows = 0
-        self.queued = self.completed_at = self.sent_at = _NAN
-        self.queue_delay = 0.0
-        self.batch: BatchInfo | None = None
-        # Those that a pipeline's request has been in; empty for other models.
-        self.stages: Sequence[StageOutcome] = ()
-        self.error: type[BaseException] | None = None
-        self.status: Status | None = None
-        # Guards _done, _abandoned and _ended. Nothing is called while it is held.
-        self._lock = threading.Lock()
-        self._done = self._abandoned = self._ended = False
+    sinks: Sequence[TraceSink]
+    request_id: str
+    started: float
+    # The request's span, or else the caller's.
+    context: TraceContext | None = None
+    caller: ClientIdentity = ANONYMOUS
+    streamed: bool = False
+    called_by: str = ""
+    addressed: tuple[str, str] = ("", "")
+    accepted: bool = False
+    rows: int = 0
+    queued: float = math.nan
+    completed_at: float = math.nan
+    sent_at: float = math.nan
+    queue_delay: float = 0.0
+    batch: BatchInfo | None = None
+    # Those that a pipeline's request has been in; empty for other models.
+    stages: Sequence[StageOutcome] = ()
+    error: type[BaseException] | None = None
+    status: Status | None = None
+    # Guards the fields below. Nothing is called while it is held.
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _done: bool = False
+    _abandoned: bool = False
+    _ended: bool = False
 
     def enqueued(self, model: Model) -> None:
         """Record that a batcher receives the request. Called again if the model was replaced meanwhile."""
@@ -141,13 +109,13 @@ class RequestTrace:
         # Only the type, because the exception may reference the request.
         self.error = None if error is None else type(error)
         self.status = status
-        for sink in self._sinks:
+        for sink in self.sinks:
             self._notify(sink.completed)
         with self._lock:
             self._done = True
             abandoned = self._abandoned
         if abandoned:
-            self._end(_NAN)
+            self._end(math.nan)
 
     def set_model(self, addressed: tuple[str, str]) -> None:
         """Record the name and version of the model, unless a model got the request already."""
@@ -165,7 +133,7 @@ class RequestTrace:
             self._abandoned = True
             done = self._done
         if done:
-            self._end(_NAN)
+            self._end(math.nan)
 
     def _end(self, sent_at: float) -> None:
         with self._lock:
@@ -173,7 +141,7 @@ class RequestTrace:
                 return
             self._ended = True
         self.sent_at = sent_at
-        for sink in self._sinks:
+        for sink in self.sinks:
             self._notify(sink.ended)
 
     def _notify(self, method: Callable[[RequestTrace], None]) -> None:
@@ -185,64 +153,38 @@ class RequestTrace:
 
 
 class Tracer:
-    """Factory of request traces for the enabled sources. Thread-safe."""
+    """Factory of request traces for its sources. Thread-safe."""
 
     def __init__(self, sources: Sequence[TraceSource] = ()) -> None:
-        # The enabled sources. Without any, a request pays only for reading this attribute.
+        # Without any, a request pays only for reading this attribute.
         self.sources: Sequence[TraceSource] = tuple(sources)
-        # Guards writes of `sources`. Nothing is called while it is held.
-        self._lock = threading.Lock()
 
-    def switch(self, source: TraceSource, *, on: bool) -> None:
-        """Enable or disable a source."""
-        with self._lock:
-            others = tuple(other for other in self.sources if other is not source)
-            self.sources = (*others, source) if on else others
+    def add(self, source: TraceSource) -> None:
+        """Let a further source trace requests. Call this before requests arrive."""
+        self.sources = (*self.sources, source)
 
     def begin(
         self,
         model: Model | None,
         request_id: str,
         started: float,
-        metadata: Sequence[tuple[str, str | bytes]] = (),
-        caller: ClientIdentity = ANONYMOUS,
+        parent: TraceContext | None,
+        caller: ClientIdentity,
         *,
         streamed: bool = False,
+        called_by: str = "",
     ) -> RequestTrace | None:
         """Return the trace of a request that arrived at `started`; None if no source traces it.
 
-        `streamed` says that it came in a stream.
-        """
-        parent = parse_trace_context(metadata)
-        sinks: list[TraceSink] | None = None
-        for source in self.sources:
-            sink = source.sample(model, parent)
-            if sink is not None:
-                sinks = [sink] if sinks is None else [*sinks, sink]
-        if sinks is None:
-            return None
-        own = next((sink.context for sink in sinks if sink.context is not None), parent)
-        return RequestTrace(sinks, request_id, started, own, caller, streamed=streamed)
-
-    def begin_call(
-        self,
-        model: Model,
-        request_id: str,
-        started: float,
-        parent: TraceContext,
-        caller: ClientIdentity,
-        called_by: str,
-    ) -> RequestTrace | None:
-        """Return the trace of a request that a function of the model `called_by` makes; None if no source traces it.
-
-        `parent` is the span of the request for which the function runs, and `caller` its client.
+        `parent` is the caller's span, and `caller` the client. `streamed` says that it came in a stream. `called_by` is the
+        model whose function makes the request; `parent` is then the span of the request for which the function runs.
         """
         sinks = [
             sink
             for source in self.sources
-            if source.traces_calls and (sink := source.sample(model, parent)) is not None
+            if (source.traces_calls or not called_by) and (sink := source.sample(model, parent)) is not None
         ]
         if not sinks:
             return None
         own = next((sink.context for sink in sinks if sink.context is not None), parent)
-        return RequestTrace(sinks, request_id, started, own, caller, called_by=called_by)
+        return RequestTrace(sinks, request_id, started, own, caller, streamed, called_by)

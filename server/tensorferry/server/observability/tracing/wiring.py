@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from tensorferry.batcher import ResponseBurstHook
@@ -39,10 +37,10 @@ class RequestTelemetry:
             self._export = _open_export(self.response_hook)
             if (source := self._export.source) is not None:
                 self.response_hook = source
-                self.tracing.switch(source, on=True)
+                self.tracing.add(source)
         if self._access_log is not None:
             self._access_log.start()
-            self.tracing.switch(self._access_log, on=True)
+            self.tracing.add(self._access_log)
 
     def stop(self, timeout: float) -> None:
         """Flush each source, for at most `timeout` seconds each. Idempotent."""
@@ -65,4 +63,4 @@ def _open_export(response_hook: ResponseBurstHook) -> SpanExport:
         raise StartError(
             f"--otel is given, but {error.name} is not installed: {install_command('otel')}"
         ) from None
-    return SpanExport(os.environ, version("tensorferry"), response_hook)
+    return SpanExport(response_hook)

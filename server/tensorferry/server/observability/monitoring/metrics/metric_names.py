@@ -13,6 +13,11 @@ MODEL_LABELS = ("model", "version")
 GPU_LABELS = ("device", "gpu_uuid")
 
 
+# Values of the label `outcome`, and attributes of `BatcherStatistics`, for requests that were accepted.
+UNANSWERED = ("failed", "cancelled", "expired", "shed", "abandoned")
+OUTCOMES = ("answered", *UNANSWERED)
+
+
 class MetricName(enum.Enum):
     """Metric with its name on the page, `on_page`. `labels` excludes the labels of its whole group."""
 
@@ -204,12 +209,12 @@ class ProcessMetric(MetricName):
 
 
 class GpuMetric(MetricName):
-    """Metric of each GPU in use."""
+    """Metric of each GPU in use. The members have the names of attributes of `GpuStatistics`."""
 
     UTILIZATION = ("gpu_utilization_ratio", "gauge", "Share of the time in which a kernel ran, 0 to 1")
-    MEMORY_USED = ("gpu_memory_used_bytes", "gauge", "Memory in use by all processes")
-    MEMORY_TOTAL = ("gpu_memory_total_bytes", "gauge", "Total memory")
-    TEMPERATURE = ("gpu_temperature_celsius", "gauge", "Temperature")
-    POWER = ("gpu_power_watts", "gauge", "Power draw")
-    POWER_LIMIT = ("gpu_power_limit_watts", "gauge", "Power limit")
-    ENERGY = ("gpu_energy_joules", "counter", "Energy since the first reading")
+    MEMORY_USED_BYTES = ("gpu_memory_used_bytes", "gauge", "Memory in use by all processes")
+    MEMORY_TOTAL_BYTES = ("gpu_memory_total_bytes", "gauge", "Total memory")
+    TEMPERATURE_CELSIUS = ("gpu_temperature_celsius", "gauge", "Temperature")
+    POWER_WATTS = ("gpu_power_watts", "gauge", "Power draw")
+    POWER_LIMIT_WATTS = ("gpu_power_limit_watts", "gauge", "Power limit")
+    ENERGY_JOULES = ("gpu_energy_joules", "counter", "Energy since the first reading")

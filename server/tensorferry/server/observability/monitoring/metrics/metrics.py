@@ -5,9 +5,10 @@ Serving a request updates no metric. Names and help texts are in `metric_names.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 import grpc
 from prometheus_client import ProcessCollector
@@ -24,13 +25,15 @@ from tensorferry.server.observability.monitoring.metrics.metric_families import 
 from tensorferry.server.observability.monitoring.metrics.metric_names import (
     GPU_LABELS,
     MODEL_LABELS,
+    OUTCOMES,
+    UNANSWERED,
     GpuMetric,
     ModelMetric,
     ProcessMetric,
     ServerMetric,
 )
 from tensorferry.server.observability.monitoring.metrics.step_metrics import step_families
-from tensorferry.server.observability.monitoring.metrics.triton_metrics import triton_gpu_text, triton_text
+from tensorferry.server.observability.monitoring.metrics.triton_metrics import triton_text
 from tensorferry.server.observability.monitoring.processes import ProcessStatus
 from tensorferry.server.observability.monitoring.step_statistics import ModelCounts, counts_of
 from tensorferry.server.runtime.gpu.gpu_readings import GpuReader, GpuStatistics
@@ -40,7 +43,6 @@ _OPENMETRICS = "application/openmetrics-text"
 _END = b"# EOF\n"
 
 _REFUSALS = ("queue_full", "too_large", "deadline", "closed", "unavailable", "invalid")
-_UNANSWERED = ("failed", "cancelled", "expired", "shed", "abandoned")
 _PROCESS_STATES = ("starting", "serving", "waiting", "ended")
 # Codes of requests that are refused before the queue. Other codes are listed once they occur.
 _CODES = (
@@ -52,17 +54,6 @@ _CODES = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.INTERNAL,
 )
-# Attribute of GpuStatistics for each metric.
-_GPU_ATTRIBUTES: Mapping[GpuMetric, str] = {
-    GpuMetric.UTILIZATION: "utilization",
-    GpuMetric.MEMORY_USED: "memory_used_bytes",
-    GpuMetric.MEMORY_TOTAL: "memory_total_bytes",
-    GpuMetric.TEMPERATURE: "temperature_celsius",
-    GpuMetric.POWER: "power_watts",
-    GpuMetric.POWER_LIMIT: "power_limit_watts",
-    GpuMetric.ENERGY: "energy_joules",
-}
-
 # Values by the labels in addition to those of the group.
 _Values: TypeAlias = Mapping[tuple[str, ...], float]
 
@@ -120,34 +111,21 @@ class Metrics:
         gpus = reader.statistics(devices) if reader is not None else ()
         encode, content_type = choose_encoder(accept)
         openmetrics = content_type.startswith(_OPENMETRICS)
-        page: bytes = encode(
-            _Collected(
-                [
-                    *model_families(entries, counted),
-                    *step_families(counted),
-                    *server_families(server),
-                    *process_families(server.processes),
-                    *gpu_families(gpus),
-                    *self._process.collect(),
-                ]
-            )
-        )
+        families = [
+            *model_families(entries, counted),
+            *step_families(counted),
+            *server_families(server),
+            *process_families(server.processes),
+            *gpu_families(gpus),
+            *self._process.collect(),
+        ]
+        collector: Any = SimpleNamespace(collect=lambda: families)
+        page: bytes = encode(collector)
         # Written without the library, which would change the names.
-        models_text = triton_text([(one.model, one.counts) for one in counted], openmetrics)
-        triton = (models_text + triton_gpu_text(gpus, openmetrics)).encode()
+        triton = triton_text(counted, gpus, openmetrics=openmetrics).encode()
         if openmetrics:
             return page.removesuffix(_END) + triton + _END, content_type
         return page + triton, content_type
-
-
-class _Collected:
-    """Collected metrics in the form that prometheus-client expects."""
-
-    def __init__(self, collected: Iterable[Metric]) -> None:
-        self._collected = collected
-
-    def collect(self) -> Iterable[Metric]:
-        return self._collected
 
 
 def model_families(entries: Sequence[RegistryEntry], counted: Sequence[ModelCounts]) -> Sequence[Metric]:
@@ -206,9 +184,9 @@ def process_families(processes: Sequence[ProcessStatus]) -> Sequence[Metric]:
 def gpu_families(gpus: Sequence[GpuStatistics]) -> Sequence[Metric]:
     """Return the metrics of the GPUs, without those that no GPU supports."""
     found = empty_families(GpuMetric, GPU_LABELS)
-    for metric, attribute in _GPU_ATTRIBUTES.items():
+    for metric in GpuMetric:
         for gpu in gpus:
-            if (value := getattr(gpu, attribute)) is not None:
+            if (value := getattr(gpu, metric.name.lower())) is not None:
                 found[metric].add_metric((gpu.device, gpu.uuid), value)
     return [family for family in found.values() if family.samples]
 
@@ -225,13 +203,11 @@ def _metric_values(counted: ModelCounts) -> Mapping[ModelMetric, _Values]:
         ModelMetric.INSTANCES_OUT: {(): health.down},
         ModelMetric.INSTANCE_EVENTS: {(event.value,): health.events.get(event, 0) for event in InstanceEvent},
         ModelMetric.ACCEPTED: {(): counts.accepted},
-        ModelMetric.REQUESTS: {
-            (outcome,): getattr(counts, outcome) for outcome in ("answered", *_UNANSWERED)
-        },
+        ModelMetric.REQUESTS: {(outcome,): getattr(counts, outcome) for outcome in OUTCOMES},
         ModelMetric.RETRIED: {(): counts.retried},
         ModelMetric.REFUSED: {(reason,): counts.refusals.get(reason, 0) for reason in _REFUSALS},
         ModelMetric.ROWS_UNANSWERED: {
-            (outcome,): counts.unanswered_rows.get(outcome, 0) for outcome in ("refused", *_UNANSWERED)
+            (outcome,): counts.unanswered_rows.get(outcome, 0) for outcome in ("refused", *UNANSWERED)
         },
         ModelMetric.REQUEST_SECONDS: {
             ("queue",): times.queue_delay_sum,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from prometheus_client.metrics_core import Metric
@@ -12,12 +13,14 @@ from tensorferry.server.observability.monitoring.metrics.metric_families import 
     row_buckets,
     time_buckets,
 )
-from tensorferry.server.observability.monitoring.metrics.metric_names import MODEL_LABELS, StepMetric
+from tensorferry.server.observability.monitoring.metrics.metric_names import (
+    MODEL_LABELS,
+    OUTCOMES,
+    StepMetric,
+)
 from tensorferry.server.observability.monitoring.processes import resident_bytes
 from tensorferry.server.observability.monitoring.step_statistics import ModelCounts
 from tensorferry.server.processes.functions.worker_process import WorkerProcess
-
-_OUTCOMES = ("answered", "failed", "cancelled", "expired", "shed", "abandoned", "refused")
 
 
 def step_families(counted: Sequence[ModelCounts]) -> Sequence[Metric]:
@@ -26,11 +29,10 @@ def step_families(counted: Sequence[ModelCounts]) -> Sequence[Metric]:
     for one in counted:
         of = (one.model.name, one.model.version)
         # A pipeline may have several steps of one name.
-        batches, seconds = dict[str, int](), dict[str, float]()
+        batches, seconds = defaultdict[str, int](int), defaultdict[str, float](float)
         for counts in one.steps():
-            step = counts.step.name
-            batches[step] = batches.get(step, 0) + counts.batches
-            seconds[step] = seconds.get(step, 0.0) + counts.seconds
+            batches[counts.step.name] += counts.batches
+            seconds[counts.step.name] += counts.seconds
         for step, ran in batches.items():
             found[StepMetric.STEP_BATCHES].add_metric((*of, step), ran)
             found[StepMetric.STEP_SECONDS].add_metric((*of, step), seconds[step])
@@ -42,7 +44,7 @@ def step_families(counted: Sequence[ModelCounts]) -> Sequence[Metric]:
             found[StepMetric.STEP_MEMORY].add_metric(name, sum(resident_bytes(pid) or 0 for pid in pids))
         for stage in one.stages:
             name, ended = (*of, stage.name), stage.counts
-            for outcome in _OUTCOMES:
+            for outcome in (*OUTCOMES, "refused"):
                 found[StepMetric.STAGE_REQUESTS].add_metric(
                     (*of, outcome, stage.name), getattr(ended, outcome)
                 )

@@ -6,93 +6,38 @@ without `_total` is invalid, so these metrics have the type unknown there. Names
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from tensorferry.batcher import BatcherStatistics, CacheStatistics
 from tensorferry.server.models.lifecycle.failure_counts import failures_by_reason
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.observability.monitoring.step_statistics import ModelCounts
 from tensorferry.server.runtime.gpu.gpu_readings import GpuStatistics
 
-# Values by the labels in addition to those of the model. Most metrics have none.
-_Values: TypeAlias = Mapping[tuple[tuple[str, str], ...], int]
+# Name, type, help text, and values by their labels.
+_Metric: TypeAlias = tuple[str, str, str, Sequence[tuple[Mapping[str, str], float]]]
 
-# Model version and the statistics of its batcher.
-Counted: TypeAlias = tuple[Model, BatcherStatistics]
-
-
-class TritonMetric(NamedTuple):
-    """Metric of Triton, and the function for its values."""
-
-    name: str
-    type: str
-    help: str
-    values: Callable[[BatcherStatistics], _Values]
-
-
-def _single_value(value: Callable[[BatcherStatistics], int]) -> Callable[[BatcherStatistics], _Values]:
-    return lambda counts: {(): value(counts)}
-
-
-def _us(seconds: float) -> int:
-    return round(seconds * 1e6)
-
-
-TRITON_METRICS: Sequence[TritonMetric] = (
-    TritonMetric(
-        "nv_inference_request_success",
-        "counter",
-        "Requests answered",
-        _single_value(lambda counts: counts.answered),
-    ),
-    TritonMetric(
-        "nv_inference_request_failure",
-        "counter",
-        "Requests without an answer, by reason",
-        lambda counts: {(("reason", reason),): count for reason, count in failures_by_reason(counts).items()},
-    ),
-    TritonMetric("nv_inference_count", "counter", "Rows run", _single_value(lambda counts: counts.rows)),
-    TritonMetric(
-        "nv_inference_exec_count", "counter", "Batches run", _single_value(lambda counts: counts.batches)
-    ),
-    TritonMetric(
-        "nv_inference_request_duration_us",
-        "counter",
-        "Microseconds from arrival to answer, summed over the answered requests",
-        _single_value(lambda counts: _us(counts.answer_times.total_sum)),
-    ),
-    TritonMetric(
-        "nv_inference_queue_duration_us",
-        "counter",
-        "Microseconds in the queue, summed over the answered requests",
-        _single_value(lambda counts: _us(counts.answer_times.queue_delay_sum)),
-    ),
-    TritonMetric(
-        "nv_inference_compute_input_duration_us",
-        "counter",
-        "Microseconds of joining batches, summed over the answered requests",
-        _single_value(lambda counts: _us(counts.answer_times.input_time_sum)),
-    ),
-    TritonMetric(
-        "nv_inference_compute_infer_duration_us",
-        "counter",
-        "Microseconds of running the model, summed over the answered requests",
-        _single_value(lambda counts: _us(counts.answer_times.compute_time_sum)),
-    ),
-    TritonMetric(
-        "nv_inference_compute_output_duration_us",
-        "counter",
-        "Microseconds of splitting outputs, summed over the answered requests",
-        _single_value(lambda counts: _us(counts.answer_times.output_time_sum)),
-    ),
-    TritonMetric(
+# Name, type, help text and value of each metric that a model has once.
+_MODEL_METRICS: Sequence[tuple[str, str, str, Callable[[BatcherStatistics], int]]] = (
+    ("nv_inference_request_success", "counter", "Requests answered", lambda counts: counts.answered),
+    ("nv_inference_count", "counter", "Rows run", lambda counts: counts.rows),
+    ("nv_inference_exec_count", "counter", "Batches run", lambda counts: counts.batches),
+    (
         "nv_inference_pending_request_count",
         "gauge",
         "Accepted requests that do not run yet",
-        _single_value(lambda counts: counts.sizes.queued),
+        lambda counts: counts.sizes.queued,
     ),
 )
 
+# Name of each metric with a time of the answered requests, what it is, and its attribute of their times.
+_TIME_METRICS: Sequence[tuple[str, str, str]] = (
+    ("nv_inference_request_duration_us", "from arrival to answer", "total_sum"),
+    ("nv_inference_queue_duration_us", "in the queue", "queue_delay_sum"),
+    ("nv_inference_compute_input_duration_us", "of joining batches", "input_time_sum"),
+    ("nv_inference_compute_infer_duration_us", "of running the model", "compute_time_sum"),
+    ("nv_inference_compute_output_duration_us", "of splitting outputs", "output_time_sum"),
+)
 
 # Name, help text and value of each metric of models with a cache.
 _CACHE_METRICS: Sequence[tuple[str, str, Callable[[CacheStatistics], int]]] = (
@@ -110,35 +55,8 @@ _CACHE_METRICS: Sequence[tuple[str, str, Callable[[CacheStatistics], int]]] = (
     ),
 )
 
-
-def triton_text(counted: Sequence[Counted], openmetrics: bool = False) -> str:
-    """Return the metrics of these models in Prometheus' text format or OpenMetrics."""
-    return "".join(_lines(counted, openmetrics))
-
-
-def _head(name: str, type: str, help: str, openmetrics: bool) -> str:
-    written_type = "unknown" if openmetrics and type == "counter" else type
-    return f"# HELP {name} {help}\n# TYPE {name} {written_type}\n"
-
-
-def _lines(counted: Sequence[Counted], openmetrics: bool) -> Iterable[str]:
-    for metric in TRITON_METRICS:
-        yield _head(metric.name, metric.type, metric.help, openmetrics)
-        for model, counts in counted:
-            for labels_of_value, value in metric.values(counts).items():
-                labels = sorted((("model", model.name), ("version", model.version), *labels_of_value))
-                # Model names contain no characters that need escaping.
-                pairs = ",".join([f'{label}="{text}"' for label, text in labels])
-                yield f"{metric.name}{{{pairs}}} {value}\n"
-    caches = [(model, model.cache.statistics()) for model, _ in counted if model.cache is not None]
-    for name, help, value_of in _CACHE_METRICS if caches else ():
-        yield _head(name, "counter", help, openmetrics)
-        for model, found in caches:
-            yield f'{name}{{model="{model.name}",version="{model.version}"}} {value_of(found)}\n'
-
-
 # Attribute of GpuStatistics, metric name, type and help text.
-TRITON_GPU_METRICS: Sequence[tuple[str, str, str, str]] = (
+_GPU_METRICS: Sequence[tuple[str, str, str, str]] = (
     ("utilization", "nv_gpu_utilization", "gauge", "Share of the time in which a kernel ran, 0 to 1"),
     ("memory_total_bytes", "nv_gpu_memory_total_bytes", "gauge", "Total memory"),
     ("memory_used_bytes", "nv_gpu_memory_used_bytes", "gauge", "Memory in use by all processes"),
@@ -148,12 +66,47 @@ TRITON_GPU_METRICS: Sequence[tuple[str, str, str, str]] = (
 )
 
 
-def triton_gpu_text(gpus: Sequence[GpuStatistics], openmetrics: bool = False) -> str:
-    """Return the metrics of these GPUs in the same format, without those that no GPU supports."""
-    lines = []
-    for field, name, type, help in TRITON_GPU_METRICS:
-        values = [(gpu.uuid, getattr(gpu, field)) for gpu in gpus]
-        samples = [f'{name}{{gpu_uuid="{uuid}"}} {value}\n' for uuid, value in values if value is not None]
-        if samples:
-            lines += [_head(name, type, help, openmetrics), *samples]
+def triton_text(
+    counted: Sequence[ModelCounts], gpus: Sequence[GpuStatistics], *, openmetrics: bool = False
+) -> str:
+    """Return the metrics of these models and GPUs in Prometheus' text format or OpenMetrics."""
+    lines: list[str] = []
+    for name, type, help, values in [*_of_models(counted), *_of_gpus(gpus)]:
+        written_type = "unknown" if openmetrics and type == "counter" else type
+        lines += [f"# HELP {name} {help}\n", f"# TYPE {name} {written_type}\n"]
+        for labels, value in values:
+            # Names of models contain no characters that need escaping.
+            pairs = ",".join([f'{label}="{text}"' for label, text in sorted(labels.items())])
+            lines.append(f"{name}{{{pairs}}} {value}\n")
     return "".join(lines)
+
+
+def _of_models(counted: Sequence[ModelCounts]) -> Iterator[_Metric]:
+    models = [({"model": one.model.name, "version": one.model.version}, one) for one in counted]
+    for name, type, help, value_of in _MODEL_METRICS:
+        yield name, type, help, [(labels, value_of(one.counts)) for labels, one in models]
+    for name, what, attribute in _TIME_METRICS:
+        help = f"Microseconds {what}, summed over the answered requests"
+        times = [(labels, getattr(one.counts.answer_times, attribute)) for labels, one in models]
+        yield name, "counter", help, [(labels, _us(seconds)) for labels, seconds in times]
+    failures = [
+        ({**labels, "reason": reason}, count)
+        for labels, one in models
+        for reason, count in failures_by_reason(one.counts).items()
+    ]
+    yield "nv_inference_request_failure", "counter", "Requests without an answer, by reason", failures
+    caches = [(labels, one.model.cache.statistics()) for labels, one in models if one.model.cache is not None]
+    for name, help, value in _CACHE_METRICS if caches else ():
+        yield name, "counter", help, [(labels, value(found)) for labels, found in caches]
+
+
+def _of_gpus(gpus: Sequence[GpuStatistics]) -> Iterator[_Metric]:
+    """Yield the metrics of GPUs, without those that no GPU supports."""
+    for attribute, name, type, help in _GPU_METRICS:
+        readings = [({"gpu_uuid": gpu.uuid}, getattr(gpu, attribute)) for gpu in gpus]
+        if values := [(labels, value) for labels, value in readings if value is not None]:
+            yield name, type, help, values
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)
