@@ -1,8 +1,7 @@
-"""Calls of either client that tests name, the output of shell commands, and the work of spawned processes."""
+"""Calls of either client that tests name, and the output of shell commands."""
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
@@ -43,15 +42,3 @@ def refusal(capsys: Output, command: Callable[[Sequence[str]], int], arguments: 
     error = capsys.readouterr().err
     assert error.count("\n") == 1, arguments
     return error
-
-
-def infer_row(client: Client, value: int) -> list[int]:
-    """Run one inference in a process of multiprocessing, and close the client."""
-
-    async def run() -> list[int]:
-        result = await either(client, "infer", "row", {"x": [value]}, timeout=30)
-        await either(client, "close")
-        found: list[int] = result["x"].tolist()
-        return found
-
-    return asyncio.run(run())

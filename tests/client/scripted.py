@@ -125,6 +125,8 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self.calls: list[str] = []
         self.requests: list[pb.ModelInferRequest] = []
         self.call_metadata: list[dict[str, str | bytes]] = []
+        # Connections of the calls of ModelInfer and ModelStreamInfer.
+        self.peers: list[str] = []
         self.models: dict[str, pb.ModelMetadataResponse] = {}
         self.infer: Infer = echo
         self.stream: Stream = echo_stream
@@ -147,23 +149,11 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             context.set_trailing_metadata(self.failure_trailers)
             context.abort(self.failures.pop(0), "scripted failure")
 
-    def ServerLive(self, request: Any, context: Context) -> pb.ServerLiveResponse:
-        self._called("ServerLive", context)
-        return pb.ServerLiveResponse(live=True)
-
     def ServerReady(self, request: Any, context: Context) -> pb.ServerReadyResponse:
         self._called("ServerReady", context)
         if self.when_ready is not None:
             self.when_ready(request, context)
         return pb.ServerReadyResponse(ready=self.ready)
-
-    def ModelReady(self, request: Any, context: Context) -> pb.ModelReadyResponse:
-        self._called("ModelReady", context)
-        return pb.ModelReadyResponse(ready=request.name in self.models)
-
-    def ServerMetadata(self, request: Any, context: Context) -> pb.ServerMetadataResponse:
-        self._called("ServerMetadata", context)
-        return pb.ServerMetadataResponse(name="scripted", version="9", extensions=["a", "b"])
 
     def ModelMetadata(self, request: Any, context: Context) -> pb.ModelMetadataResponse:
         self._called("ModelMetadata", context)
@@ -171,43 +161,12 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.name!r}")
         return self.models[request.name]
 
-    def RepositoryIndex(self, request: Any, context: Context) -> pb.RepositoryIndexResponse:
-        self._called("RepositoryIndex", context, request)
-        answer = pb.RepositoryIndexResponse()
-        for name in self.models:
-            answer.models.add(name=name, version="1", state="READY")
-        answer.models.add(name="broken", version="3", state="UNAVAILABLE", reason="no such file")
-        return answer
-
-    def ModelConfig(self, request: Any, context: Context) -> pb.ModelConfigResponse:
-        self._called("ModelConfig", context, request)
-        return pb.ModelConfigResponse(config=self.config)
-
-    def ModelStatistics(self, request: Any, context: Context) -> pb.ModelStatisticsResponse:
-        self._called("ModelStatistics", context, request)
-        return self.statistics
-
-    def TraceSetting(self, request: Any, context: Context) -> pb.TraceSettingResponse:
-        self._called("TraceSetting", context, request)
-        answer = pb.TraceSettingResponse()
-        answer.settings["trace_level"].value.extend(["OFF"])
-        for name, setting in request.settings.items():
-            answer.settings[name].value.extend(setting.value)
-        return answer
-
-    def LogSettings(self, request: Any, context: Context) -> pb.LogSettingsResponse:
-        self._called("LogSettings", context, request)
-        answer = pb.LogSettingsResponse()
-        answer.settings["log_info"].bool_param = True
-        for name, setting in request.settings.items():
-            answer.settings[name].MergeFromString(setting.SerializeToString())
-        return answer
-
     def CudaSharedMemoryStatus(self, request: Any, context: Context) -> Any:
         self._called("CudaSharedMemoryStatus", context, self.request)
         return self.cuda_status()
 
     def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        self.peers.append(context.peer())
         self._called("ModelInfer", context)
         self.requests.append(request)
         return self.infer(request, context)
@@ -215,25 +174,76 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     def ModelStreamInfer(
         self, requests: Iterator[pb.ModelInferRequest], context: Context
     ) -> Iterator[pb.ModelStreamInferResponse]:
+        self.peers.append(context.peer())
         self._called("ModelStreamInfer", context)
         return self.stream(requests, context)
 
 
-def _empty(name: str) -> Any:
-    """Return a method that answers with an empty message."""
+def _index(scripted: ScriptedServicer, request: Any) -> pb.RepositoryIndexResponse:
+    answer = pb.RepositoryIndexResponse()
+    for name in scripted.models:
+        answer.models.add(name=name, version="1", state="READY")
+    answer.models.add(name="broken", version="3", state="UNAVAILABLE", reason="no such file")
+    return answer
 
+
+def _traces(scripted: ScriptedServicer, request: Any) -> pb.TraceSettingResponse:
+    answer = pb.TraceSettingResponse()
+    answer.settings["trace_level"].value.extend(["OFF"])
+    for name, setting in request.settings.items():
+        answer.settings[name].value.extend(setting.value)
+    return answer
+
+
+def _logs(scripted: ScriptedServicer, request: Any) -> pb.LogSettingsResponse:
+    answer = pb.LogSettingsResponse()
+    answer.settings["log_info"].bool_param = True
+    for name, setting in request.settings.items():
+        answer.settings[name].MergeFromString(setting.SerializeToString())
+    return answer
+
+
+# Answers of the methods that are not above; all others are answered with an empty message.
+ANSWERS: dict[str, Callable[[ScriptedServicer, Any], Any]] = {
+    "ServerLive": lambda scripted, request: pb.ServerLiveResponse(live=True),
+    "ModelReady": lambda scripted, request: pb.ModelReadyResponse(ready=request.name in scripted.models),
+    "ServerMetadata": lambda scripted, request: pb.ServerMetadataResponse(
+        name="scripted", version="9", extensions=["a", "b"]
+    ),
+    "RepositoryIndex": _index,
+    "ModelConfig": lambda scripted, request: pb.ModelConfigResponse(config=scripted.config),
+    "ModelStatistics": lambda scripted, request: scripted.statistics,
+    "TraceSetting": _traces,
+    "LogSettings": _logs,
+}
+
+
+def _method(name: str) -> Any:
     def answer(self: ScriptedServicer, request: Any, context: Context) -> Any:
         self._called(name, context, request)
         if name.endswith("SharedMemoryRegister") and not self.shares_memory:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "no shared memory")
-        return getattr(pb, f"{name}Response")()
+        return ANSWERS[name](self, request) if name in ANSWERS else getattr(pb, f"{name}Response")()
 
     return answer
 
 
-for _name in ("RepositoryModelLoad", "RepositoryModelUnload", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister",
-              "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"):  # fmt: skip
-    setattr(ScriptedServicer, _name, _empty(_name))
+for _one in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
+    if _one.name not in vars(ScriptedServicer):
+        setattr(ScriptedServicer, _one.name, _method(_one.name))
+
+
+@contextmanager
+def serving(handlers: dict[str, Any]) -> Iterator[str]:
+    """Serve these methods of the protocol, and yield the address."""
+    server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers)]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,12 @@ X = {"x": np.arange(6, dtype=np.float32).reshape(3, 2)}
 Change = Callable[[pb.ModelInferResponse], None]
 
 
-def answering(server: ScriptedServer, change: Change) -> None:
-    """Let the server change its answers."""
+def answering(server: ScriptedServer, change: Change) -> list[pb.ModelInferRequest]:
+    """Let the server change its answers; return the list of its requests."""
+    requests: list[pb.ModelInferRequest] = []
 
     def infer(request: pb.ModelInferRequest, context: Any = None) -> pb.ModelInferResponse:
+        requests.append(request)
         answer = echo(request)
         change(answer)
         return answer
@@ -46,6 +48,7 @@ def answering(server: ScriptedServer, change: Change) -> None:
 
     server.servicer.infer = infer
     server.servicer.stream = stream
+    return requests
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +84,14 @@ def twice(answer: pb.ModelInferResponse) -> None:
     answer.raw_output_contents.append(answer.raw_output_contents[0])
 
 
+def extra_content(answer: pb.ModelInferResponse) -> None:
+    answer.raw_output_contents.append(b"")
+
+
+def short_content(answer: pb.ModelInferResponse) -> None:
+    answer.raw_output_contents[0] = b"1"
+
+
 def set_output(field: str, value: str) -> Change:
     return lambda answer: setattr(answer.outputs[0], field, value)
 
@@ -98,6 +109,9 @@ WRONG: list[tuple[Change, dict[str, Any], str]] = [
     (set_output("name", "y"), {}, "has the output 'y', expected outputs out of 'x', as its metadata says"),
     (set_output("datatype", "INT32"), {}, "has INT32 for output 'x', expected FP32, as its metadata says"),
     (twice, {}, "output 'x' of the answer cannot be decoded: it occurs more than once"),
+    (extra_content, {}, "the answer has 1 outputs and 2 raw contents"),
+    (short_content, {}, "output 'x' of the answer cannot be decoded: "),
+    (set_output("datatype", "FP128"), {}, "output 'x' of the answer cannot be decoded: "),
     (set_answer("model_name", "other"), {}, "has the model name 'other', expected the request's model name 'm'"),
     (set_answer("model_version", "3"), {"version": "2"}, "has the version '3', expected the request's version '2'"),
 ]  # fmt: skip
@@ -285,21 +299,14 @@ IMAGES = {"image": np.zeros((2, 8, 8), np.uint8)}
 
 def with_classes(server: ScriptedServer, rows: Any) -> list[pb.ModelInferRequest]:
     """Let the server answer with these strings; return the list of its requests."""
-    requests: list[pb.ModelInferRequest] = []
+    array = np.array(rows, object)
 
-    def infer(request: pb.ModelInferRequest, context: object = None) -> pb.ModelInferResponse:
-        requests.append(request)
-        answer = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
-        array = np.array(rows, object)
+    def change(answer: pb.ModelInferResponse) -> None:
+        no_outputs(answer)
         answer.outputs.add(name="image", datatype="BYTES", shape=array.shape)
         answer.raw_output_contents.append(tensors.encode_raw(array))
-        return answer
 
-    server.servicer.infer = infer
-    server.servicer.stream = lambda given, context: (
-        pb.ModelStreamInferResponse(infer_response=infer(request)) for request in given
-    )
-    return requests
+    return answering(server, change)
 
 
 @pytest.mark.parametrize("method", METHODS)

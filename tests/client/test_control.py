@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from client.calls import call
 from client.scripted import ScriptedServer
@@ -15,7 +14,6 @@ from tensorferry.client import (
     BatchStatistics,
     InferenceClient,
     InvalidInput,
-    PermissionDenied,
     Times,
 )
 from tensorferry.protos import inference_pb2 as pb
@@ -129,13 +127,6 @@ def test_log_settings(server: ScriptedServer, client: InferenceClient) -> None:
     }
     assert client.update_log_settings(changes) == changes
     assert set(server.servicer.request.settings) == set(changes)
-
-
-def test_errors_are_those_of_other_calls(server: ScriptedServer, client: InferenceClient) -> None:
-    for method in ("load_model", "unload_model", "model_config", "statistics", "trace_settings"):
-        server.servicer.failures = [grpc.StatusCode.PERMISSION_DENIED]
-        with pytest.raises(PermissionDenied, match="scripted failure"):
-            call(client, method, "row")
 
 
 WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [

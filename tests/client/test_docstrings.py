@@ -1,4 +1,4 @@
-"""Every public name has an example, which is run; the client for threads is generated from that of asyncio."""
+"""Every public name has an example, which is run, and both clients have the same names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 from client import docstrings
 from support.processes.server import ServerProcess
 
-import async_to_sync
 from tensorferry import client as package
 from tensorferry.client import InferenceClient, aio
 
@@ -53,18 +52,3 @@ def test_both_clients_have_the_same_public_names() -> None:
 def test_docstrings_of_the_client_for_threads_do_not_mention_asyncio() -> None:
     texts = {name: str(kind.__doc__) for name, kind in OBJECTS.items() if not name.startswith("aio.")}
     assert not [name for name, text in texts.items() if re.search(r"\b(await|async|task|anext|aclos)", text)]
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("x = await f(a, g(b))\n", "x = f(a, g(b))\n"),
-        ("x = (await f(g(h()), (1, 2)))[0]\n", "x = f(g(h()), (1, 2))[0]\n"),
-        ("x = g(await f(), await h())\n", "x = g(f(), h())\n"),
-        ("def f(a: AsyncIterable[A] | Iterable[A]) -> A:\n", "def f(a: Iterable[A]) -> A:\n"),
-        ("async def f() -> AsyncGenerator[A]:\n", "def f() -> Generator[A, None, None]:\n"),
-        ("try:\n    f()\nexcept E:  # asyncio only\n    g()\n\nh()\n", "try:\n    f()\nh()\n"),
-    ],
-)
-def test_await_and_what_is_only_for_asyncio_is_removed(source: str, expected: str) -> None:
-    assert async_to_sync.converted(source) == expected

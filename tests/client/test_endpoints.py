@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
 import pytest
 from client.calls import both_clients, call, either
-from client.scripted import Context, Hang, ScriptedServer, echo, echo_stream
+from client.scripted import Hang, ScriptedServer
 
 from tensorferry.client import (
     Cancelled,
@@ -27,7 +27,7 @@ from tensorferry.client import (
 )
 from tensorferry.client.connection.endpoints import Endpoints, open_endpoints
 from tensorferry.client.connection.retry import ANSWERED_KEY, Attempts, RetryBudget
-from tensorferry.client.connection.target import address_list, default_targets
+from tensorferry.client.connection.target import address_list, targets_of
 from tensorferry.client.messages.metadata import ModelMetadata, server_processes
 from tensorferry.protos import inference_pb2 as pb
 
@@ -136,11 +136,12 @@ def opened(targets: list[str], tls: bool, given: tuple[tuple[str, str | int], ..
     """Return targets and options of the channels for calls."""
     channels: list[tuple[str, dict[str, str | int]]] = []
 
-    def opener(target: str, credentials: object, options: list[tuple[str, str | int]]) -> grpc.Channel:
+    def record(target: str, *_: object, options: list[tuple[str, str | int]]) -> grpc.Channel:
         channels.append((target, dict(options)))
         return grpc.insecure_channel("127.0.0.1:1")
 
-    endpoints = open_endpoints(targets, opener, grpc.ssl_channel_credentials() if tls else None, [*given])
+    api = SimpleNamespace(insecure_channel=record, secure_channel=record)
+    endpoints = open_endpoints(targets, grpc.ssl_channel_credentials() if tls else None, given, 1, api)
     for connection in endpoints:
         connection.channel.close()
         connection.stream_channel.close()
@@ -174,13 +175,14 @@ async def test_the_environment_names_targets(server: ScriptedServer, monkeypatch
         ("ipv4:10.0.0.1:1,10.0.0.2:1", ("ipv4:10.0.0.1:1,10.0.0.2:1",)),
         ("unix:/run/a,b", ("unix:/run/a,b",)),
     ):
-        assert default_targets({"TENSORFERRY_TARGET": text}) == expected
-    assert default_targets({}) == ("127.0.0.1:8001",)
+        monkeypatch.setenv("TENSORFERRY_TARGET", text)
+        assert targets_of(None) == expected
     for text in ("a:1,,b:1", "a:1,", "http://a:1", "a"):
+        monkeypatch.setenv("TENSORFERRY_TARGET", text)
         with pytest.raises(
             InvalidInput, match="the environment variable TENSORFERRY_TARGET expects 'host:port'"
         ):
-            default_targets({"TENSORFERRY_TARGET": text})
+            targets_of(None)
     monkeypatch.setenv("TENSORFERRY_TARGET", f"{server.target},{server.target}")
     with InferenceClient() as client:
         assert client.is_live()
@@ -273,33 +275,14 @@ async def test_closing_ends_waiting(server: ScriptedServer, kind: type[Any]) -> 
 # Connections
 
 
-class Peers:
-    """Script that records the connection of each call, and fails all calls with `failure` and `trailers`."""
+def stating(server: ScriptedServer, processes: str) -> None:
+    """Let the server state this number of processes."""
+    server.servicer.models["row"].properties["server_processes"] = processes
 
-    def __init__(self, server: ScriptedServer, processes: str | None = None) -> None:
-        self.seen: list[str] = []
-        self.failure: grpc.StatusCode | None = None
-        self.trailers: tuple[tuple[str, str], ...] = ()
-        server.servicer.infer, server.servicer.stream = self._infer, self._stream
-        if processes is not None:
-            server.servicer.models["row"].properties["server_processes"] = processes
 
-    def _infer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        self.seen.append(context.peer())
-        if self.failure is not None:
-            context.set_trailing_metadata(self.trailers)
-            context.abort(self.failure, "scripted failure")
-        return echo(request)
-
-    def _stream(
-        self, requests: Iterator[pb.ModelInferRequest], context: Context
-    ) -> Iterator[pb.ModelStreamInferResponse]:
-        self.seen.append(context.peer())
-        return echo_stream(requests, context)
-
-    def turns(self) -> list[int]:
-        """Return the number of calls of each connection."""
-        return list(Counter(self.seen).values())
+def turns(server: ScriptedServer) -> list[int]:
+    """Return the number of calls of each connection."""
+    return list(Counter(server.servicer.peers).values())
 
 
 def infer(client: InferenceClient, count: int) -> None:
@@ -311,20 +294,21 @@ def infer(client: InferenceClient, count: int) -> None:
 def test_calls_take_turns_over_four_connections_for_each_process(
     server: ScriptedServer, client: InferenceClient, method: str, arguments: tuple[Any, ...]
 ) -> None:
-    peers = Peers(server, "2")
+    stating(server, "2")
     for _ in range(16):
         call(client, method, *arguments, timeout=30)
-    assert peers.turns() == [2] * 8
-    assert peers.seen[:8] == peers.seen[8:]
+    assert turns(server) == [2] * 8
+    assert server.servicer.peers[:8] == server.servicer.peers[8:]
 
 
 @pytest.mark.parametrize(("processes", "connections"), [("1024", 32), (None, 1), ("two", 1)])
 def test_connections_to_a_server(
     server: ScriptedServer, client: InferenceClient, processes: str | None, connections: int
 ) -> None:
-    peers = Peers(server, processes)
+    if processes is not None:
+        stating(server, processes)
     infer(client, 2 * connections)
-    assert peers.turns() == [2] * connections
+    assert turns(server) == [2] * connections
 
 
 def test_only_a_plausible_number_of_processes_is_believed() -> None:
@@ -335,43 +319,47 @@ def test_only_a_plausible_number_of_processes_is_believed() -> None:
 def test_a_server_with_more_processes_gets_more_connections(
     server: ScriptedServer, client: InferenceClient
 ) -> None:
-    peers = Peers(server)
     for processes, connections in (("2", 8), ("4", 16), ("1", 16)):
-        server.servicer.models["row"].properties["server_processes"] = processes
+        stating(server, processes)
         client.load_model("row", timeout=30)
         client.metadata("row", timeout=30)
-        peers.seen.clear()
+        server.servicer.peers.clear()
         infer(client, connections)
-        assert peers.turns() == [1] * connections
+        assert turns(server) == [1] * connections
 
 
 @pytest.mark.parametrize(("connections", "check"), [(1, True), (3, True), (3, False)])
 def test_the_caller_fixes_the_number(server: ScriptedServer, check: bool, connections: int) -> None:
-    peers = Peers(server, "2")
+    stating(server, "2")
     with InferenceClient(server.target, check=check, connections=connections) as client:
         client.metadata("row", timeout=30)
         infer(client, 2 * connections)
-    assert peers.turns() == [2] * connections
+    assert turns(server) == [2] * connections
 
 
 def test_each_of_several_targets_gets_the_connections(server: ScriptedServer, other: ScriptedServer) -> None:
     """The metadata of one server counts for all, because they are equal."""
-    both = [Peers(one, "2") for one in (server, other)]
+    for one in (server, other):
+        stating(one, "2")
     with InferenceClient([by_name(one.target) for one in (server, other)]) as client:
         infer(client, 32)
-    assert [peers.turns() for peers in both] == [[2] * 8] * 2
+    assert [turns(one) for one in (server, other)] == [[2] * 8] * 2
+    for one in (server, other):
+        one.servicer.peers.clear()
     # gRPC balances over a list of addresses.
-    both = [Peers(one, "2") for one in (server, other)]
     with InferenceClient([server.target, other.target]) as client:
         infer(client, 8)
-    assert sorted(both[0].turns() + both[1].turns()) == [1] * 8
+    assert turns(server) + turns(other) == [1] * 8
 
 
 @pytest.mark.parametrize("method", ["infer", "submit"])
 @pytest.mark.parametrize(
     ("failure", "trailers", "parameters", "attempts"),
     [
-        pytest.param(grpc.StatusCode.UNAVAILABLE, ((ANSWERED_KEY, "1"),), {}, 4, id="answered"),
+        pytest.param(
+            grpc.StatusCode.UNAVAILABLE, ((ANSWERED_KEY, "1"),), {"sequence_id": 1}, 4, id="answered"
+        ),
+        pytest.param(grpc.StatusCode.UNAVAILABLE, (("grpc-retry-pushback-ms", "-1"),), {}, 1, id="forbidden"),
         pytest.param(grpc.StatusCode.UNAVAILABLE, (), {}, 2, id="the request may have run"),
         pytest.param(grpc.StatusCode.UNAVAILABLE, (), {"sequence_id": 1}, 1, id="a sequence may have run"),
         pytest.param(
@@ -387,21 +375,20 @@ def test_a_call_is_repeated_on_another_connection(
     parameters: Any,
     attempts: int,
 ) -> None:
-    peers = Peers(server)
-    peers.failure, peers.trailers = failure, trailers
     with InferenceClient(server.target, connections=8) as client:
+        client.metadata("row")
+        server.servicer.failures, server.servicer.failure_trailers = [failure] * attempts, trailers
         with pytest.raises(InferenceError):
             call(client, method, "row", ROW, parameters=parameters, timeout=30)
-        assert peers.turns() == [1] * attempts
-        peers.failure = None
-        peers.seen.clear()
+        assert turns(server) == [1] * attempts
+        server.servicer.peers.clear()
         infer(client, 8)
-    assert peers.turns() == [1] * 8, "a connection is left out"
+    assert turns(server) == [1] * 8, "a connection is left out"
 
 
 @both_clients
 async def test_close_closes_every_connection(server: ScriptedServer, kind: type[Any]) -> None:
-    Peers(server, "2")
+    stating(server, "2")
     client = kind(server.target)
     await either(client, "infer", "row", ROW, timeout=30)
     await either(client, "close")
@@ -417,7 +404,7 @@ async def test_close_closes_every_connection(server: ScriptedServer, kind: type[
 
 
 def test_threads_that_grow_at_once_open_each_connection_once(server: ScriptedServer) -> None:
-    peers = Peers(server, "2")
+    stating(server, "2")
     together = threading.Barrier(8)
     with InferenceClient(server.target) as client, ThreadPoolExecutor(8) as threads:
 
@@ -427,6 +414,6 @@ def test_threads_that_grow_at_once_open_each_connection_once(server: ScriptedSer
 
         for one in [threads.submit(first) for _ in range(8)]:
             one.result(30)
-        peers.seen.clear()
+        server.servicer.peers.clear()
         infer(client, 16)
-    assert peers.turns() == [2] * 8
+    assert turns(server) == [2] * 8

@@ -6,26 +6,24 @@ import asyncio
 import contextlib
 import copy
 import io
-import multiprocessing
 import pickle
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from client.calls import Output, both_clients, call, either, infer_row, refusal
+from client.calls import Output, both_clients, call, either, refusal
 from client.scripted import ScriptedServer
 from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.trace import TracerProvider
 from support.server.certificates import Issued
 
 from tensorferry import client as tf
-from tensorferry.client import InferenceClient, InvalidInput, Retry, StreamRequest, Tls, aio
+from tensorferry.client import InferenceClient, Retry, StreamRequest, Tls, aio
 from tensorferry.client.cli import commands
 from tensorferry.client.connection.bearer import bearer
 from tensorferry.client.connection.channel import channel_options, stream_options
@@ -82,41 +80,21 @@ def test_options_of_the_caller_win_except_retries_of_streams() -> None:
     assert dict(stream_options(options))["grpc.enable_retries"] == 0
 
 
-def test_max_message_bytes_bounds_a_message(server: ScriptedServer) -> None:
-    images = np.zeros((100, 8, 8), np.uint8)
-    with InferenceClient(server.target, max_message_bytes=4096) as client:
-        client.infer("digits", {"image": images[:10]})
-        with pytest.raises(tf.ResourceExhausted, match="larger than max"):
-            client.infer("digits", {"image": images})
-
-
 def test_metadata_of_a_call_is_added_to_the_clients(server: ScriptedServer) -> None:
-    """It replaces metadata of the same name, and the model's metadata is fetched with it, too."""
+    """It replaces metadata of the same name, and the model's metadata is fetched with it, too. So is the token."""
     sent = server.servicer.call_metadata
+    of_client = [("x-user", "all"), ("x-other", "all")]
     for method, arguments in METHODS:
         sent.clear()
-        with InferenceClient(server.target, metadata=[("x-user", "all"), ("x-other", "all")]) as client:
+        with InferenceClient(server.target, metadata=of_client, token="t") as client:
             call(client, method, *arguments, metadata=[("X-User", "one"), ("x-bin", b"\0")])
             assert sent
             for one in sent:
                 assert (one["x-user"], one["x-other"], one["x-bin"]) == ("one", "all", b"\0"), method
+                assert one["authorization"] == "Bearer t"
             sent.clear()
             call(client, method, *arguments)
             assert not any(one["x-user"] == "one" for one in sent), method
-
-
-@pytest.mark.parametrize("method", METHODS[:3], ids=lambda method: str(method[0]))
-def test_wrong_settings_of_a_call_are_refused(
-    server: ScriptedServer, client: InferenceClient, method: tuple[str, tuple[Any, ...]]
-) -> None:
-    for wrong, message in (
-        ({"compression": "zip"}, "compression expects 'none', 'gzip' or 'deflate', got 'zip'"),
-        ({"metadata": [("a b", "c")]}, "each key of metadata"),
-        ({"metadata": [("grpc-timeout", "1S")]}, "the name of a header"),
-    ):
-        with pytest.raises(InvalidInput, match=message):
-            call(client, method[0], *method[1], **wrong)
-    assert "ModelInfer" not in server.servicer.calls
 
 
 @contextlib.asynccontextmanager
@@ -193,13 +171,6 @@ def test_a_token_needs_a_local_target_or_tls_or_consent() -> None:
         assert not token or token not in str(caught.value)
 
 
-def test_the_token_is_sent_with_every_call(server: ScriptedServer) -> None:
-    with InferenceClient(server.target, token="one") as client:
-        for method, arguments in METHODS:
-            call(client, method, *arguments)
-    assert {sent["authorization"] for sent in server.servicer.call_metadata} == {"Bearer one"}
-
-
 def test_from_a_file_from_stdin_or_the_environment(
     server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
@@ -271,18 +242,6 @@ def test_the_client_does_not_import_opentelemetry() -> None:
 
 
 # Pickles
-
-
-def test_a_spawned_process_uses_a_client(server: ScriptedServer) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    with InferenceClient(server.target, metadata=[("x-user", "me")]) as client:
-        assert client.infer("row", ROW)["x"] == [1]
-        other = aio.InferenceClient(server.target, metadata=[("x-user", "me")])
-        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-            assert pool.submit(infer_row, client, 5).result(60) == [5]
-            assert pool.submit(infer_row, other, 6).result(60) == [6]
-        assert client.infer("row", {"x": [2]})["x"] == [2]
-    assert all(metadata["x-user"] == "me" for metadata in server.servicer.call_metadata)
 
 
 @both_clients

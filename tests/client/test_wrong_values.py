@@ -138,6 +138,8 @@ WRONG: dict[str, list[Any]] = {
                  [StreamRequest(None)], [StreamRequest(ROW, 7)], [StreamRequest(ROW, outputs="x")],  # type: ignore[arg-type]
                  [StreamRequest(ROW, parameters=[1])]],  # type: ignore[arg-type]
     "on_error": [None, "stop", 1, [], b"raise"],
+    "metadata": [None, 1, "ab", [1], [("a b", "c")], [("a", 1)], [("grpc-timeout", "1S")]],
+    "compression": [1, "zip"],
 }  # fmt: skip
 SIGNATURES = {"infer": ("model", "inputs"), "submit": ("model", "inputs"), "stream": ("model", "requests")}
 RIGHT = {"model": "row", "inputs": ROW, "requests": [ROW]}

@@ -10,7 +10,6 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from tensorferry.client import errors
 from tensorferry.client.connection import channel
 from tensorferry.client.connection.bearer import bearer
 from tensorferry.client.connection.context import (
@@ -29,11 +28,10 @@ from tensorferry.client.connection.endpoints import (
 )
 from tensorferry.client.connection.retry import DEFAULT_RETRY, Attempts, Retry, RetryBudget, retry_of
 from tensorferry.client.connection.target import targets_of
-from tensorferry.client.errors import InferenceError, InvalidInput
+from tensorferry.client.errors import ClientClosed, InferenceError, InvalidInput
 from tensorferry.client.inflight import InFlight
 from tensorferry.client.messages import answers, arguments, chunks, codec
-from tensorferry.client.messages.answers import Answer
-from tensorferry.client.messages.codec import Outputs, Parameter, StreamDefaults, StreamRequest
+from tensorferry.client.messages.codec import Answer, Outputs, Parameter, StreamDefaults, StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata, server_processes
 from tensorferry.client.messages.metadata_cache import MetadataCache
 from tensorferry.protos import inference_pb2 as pb
@@ -88,17 +86,15 @@ class ClientBase(ABC):
         self._closed = False
         channel_options = channel.channel_options(max_message_bytes, options)
         # None: as many as the server needs.
-        self._connections = (
-            None
-            if connections is None
-            else arguments.integer("connections", connections, 1, MOST_CONNECTIONS)
+        self._connections = connections
+        first = (
+            1 if connections is None else arguments.integer("connections", connections, 1, MOST_CONNECTIONS)
         )
-        first = self._connections or 1
-        self._open(lambda opener: open_endpoints(targets, opener, secured, channel_options, first))
+        self._open(functools.partial(open_endpoints, targets, secured, channel_options, first))
 
     @abstractmethod
-    def _open(self, endpoints: Callable[[channel.OpenChannel], Endpoints]) -> None:
-        """Prepare the client; `endpoints` opens its channels, each of which connects with its first call."""
+    def _open(self, endpoints: Callable[[Any], Endpoints]) -> None:
+        """Prepare the client; `endpoints` opens channels of `grpc` or `grpc.aio`, which connect with their first call."""
 
     @property
     @abstractmethod
@@ -118,7 +114,8 @@ class ClientBase(ABC):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise errors.closed_before_call()
+            text = "this InferenceClient is closed: create another one"
+            raise ClientClosed(grpc.StatusCode.FAILED_PRECONDITION, text)
 
     def _call_options(self, context: CallContext) -> dict[str, Any]:
         """Return the options of one attempt of a call; raise if the client is closed or no time is left."""
@@ -143,13 +140,19 @@ class ClientBase(ABC):
             self._endpoints.grow(connections_for(server_processes(metadata)))
 
     def _encode_known(self, model: str, version: str, request: StreamRequest) -> pb.ModelInferRequest | None:
-        """Return the request's message, or None if the model's metadata must be fetched first."""
+        """Return the request's message; None if the model's metadata must be fetched, perhaps again."""
         arguments.model(model, version)
         if not self._check:
             return codec.encode(model, version, request, None)
-        return self._cache.encode(model, version, request)
+        known = self._cache.get(model, version)
+        if known is None:
+            return None
+        try:
+            return codec.encode(model, version, request, known)
+        except InvalidInput:
+            return None  # the model may have been replaced since its metadata was fetched
 
-    def _difference(self, request: pb.ModelInferRequest, answer: Answer) -> InferenceError | None:
+    def _difference(self, request: pb.ModelInferRequest, answer: Answer[Any]) -> InferenceError | None:
         """Return how the answer differs from the known metadata; raise Internal if it differs from the request."""
         answers.check(request, answer)
         declared = self._cache.outputs(request.model_name, request.model_version) if self._check else None

@@ -1,7 +1,6 @@
 """Exceptions of the client: one tree, each with its gRPC status code.
 
-`from_rpc` converts exceptions of grpcio, and `from_stream` errors inside a stream. All functions
-are pure and thread-safe.
+`from_rpc` converts exceptions of grpcio. All functions are pure and thread-safe.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ RETRY_PARAMETER = "tensorferry_retry_after_ms"
 _DETAILS_KEY = "grpc-status-details-bin"
 _RETRY_AFTER_KEY = "retry-after-ms"
 # Defined by gRPC. A value that is not a number, or negative, means: do not retry.
-_PUSHBACK_KEY = "grpc-retry-pushback-ms"
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 # Longest plausible pause (one year), in seconds, and the longest text of milliseconds that is parsed.
 _LONGEST_PAUSE = 365 * 86400.0
@@ -236,26 +235,13 @@ def from_status(
     code: grpc.StatusCode, details: str | None, trailers: Any, request_id: str = ""
 ) -> InferenceError:
     """Return the error for the final status of a call; `trailers` is its trailing metadata."""
+    return of_code(code, details or "", request_id, _retry_after(by_key(trailers)))
+
+
+def by_key(trailers: Any) -> dict[str, str | bytes]:
+    """Return the trailing metadata of a call, which is None without any, by key."""
     # As pairs, because `dict` cannot take the asyncio metadata of older grpcio versions.
-    return of_code(code, details or "", request_id, _retry_after(dict(list(trailers or ()))))
-
-
-def from_stream(
-    message: str, code_name: str, request_id: str, retry_after: float | None = None
-) -> InferenceError:
-    """Return the error of one request of a stream; the stream itself continues.
-
-    `code_name` is the value of the response parameter `tensorferry_status`. A missing or unknown
-    code becomes UNKNOWN.
-    """
-    code = grpc.StatusCode.__members__.get(code_name, grpc.StatusCode.UNKNOWN)
-    return of_code(code, message, request_id, retry_after)
-
-
-def closed_before_call() -> ClientClosed:
-    """Return the error for a call after `close`."""
-    text = "this InferenceClient is closed: create another one"
-    return ClientClosed(grpc.StatusCode.FAILED_PRECONDITION, text)
+    return dict(list(trailers or ()))
 
 
 def closed_during_call(request_id: str = "") -> InferenceError:
@@ -274,7 +260,7 @@ def _retry_after(trailers: dict[str, str | bytes]) -> float | None:
             pause = None
         if pause is not None:
             return pause
-    for key in (_PUSHBACK_KEY, _RETRY_AFTER_KEY):
+    for key in (PUSHBACK_KEY, _RETRY_AFTER_KEY):
         milliseconds = trailers.get(key)
         if isinstance(milliseconds, str) and milliseconds.isdecimal() and len(milliseconds) < _MOST_DIGITS:
             return plausible_pause(int(milliseconds) / 1000)

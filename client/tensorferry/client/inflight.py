@@ -102,19 +102,27 @@ class InFlight:
         if not self._ordered:
             self._done.append(request_id)
 
-    def abandon(self, error: InferenceError) -> list[Taken]:
-        """End the stream: take all outcomes; unanswered requests get an error like `error`."""
+    def end(self, broken: InferenceError | None) -> tuple[list[Taken], InferenceError | None]:
+        """End the stream: return the outcomes not yet taken, and the error of the call, None for none.
+
+        Unanswered requests get an error like it. Without an error of the call, they are one themselves.
+        """
+        if broken is None and self._awaited:
+            text = f"the server ended the stream and left {self._awaited} requests unanswered"
+            broken = errors.of_code(grpc.StatusCode.UNKNOWN, text)
+        if broken is None:
+            return [], None
         taken = list(self._earlier)
         self._earlier.clear()
         for request_id, outcome in self._outcomes.items():
             if outcome is None:
-                outcome = errors.of_code(error.code, error.message, request_id, error.retry_after)
+                outcome = errors.of_code(broken.code, broken.message, request_id, broken.retry_after)
             taken.append((outcome, self._messages[request_id]))
         self._outcomes.clear()
         self._messages.clear()
         self._done.clear()
         self._awaited = 0
-        return taken
+        return taken, broken
 
     def take(self) -> Taken | None:
         """Remove and return the next outcome, after which its id may be used again; None if none is due."""
@@ -129,10 +137,3 @@ class InFlight:
             return None
         del self._outcomes[request_id]
         return outcome, self._messages.pop(request_id)
-
-
-def unanswered(count: int) -> InferenceError:
-    """Return the error for a stream that the server ended with status OK and `count` unanswered requests."""
-    return errors.of_code(
-        grpc.StatusCode.UNKNOWN, f"the server ended the stream and left {count} requests unanswered"
-    )

@@ -8,14 +8,12 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from tensorferry.client.connection.cuda_memory import CudaMemory
-from tensorferry.client.connection.device_arrays import DeviceArray, DeviceResult, device_result
+from tensorferry.client.connection.device_arrays import DeviceArray, DeviceResult
 from tensorferry.client.connection.system_memory import SystemMemory
 from tensorferry.client.errors import InvalidInput
-from tensorferry.client.messages import rpcs
-from tensorferry.client.messages.answers import Answer
-from tensorferry.client.messages.codec import InferenceResult, Parameter
+from tensorferry.client.messages.codec import Answer, InferenceResult, Parameter
 from tensorferry.client.messages.metadata import ModelMetadata
-from tensorferry.client.messages.rpcs import Rpc
+from tensorferry.client.messages.rpcs import Rpc, nothing
 from tensorferry.client.messages.shared_layout import Layout, Shapes, layout, without_outputs
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import Array
@@ -26,7 +24,7 @@ RELEASE_SECONDS = 5.0
 RELEASE_POLL_SECONDS = 0.01
 
 ArrayT = TypeVar("ArrayT")
-ResultT = TypeVar("ResultT", bound=Answer)
+ResultT = TypeVar("ResultT", bound=Answer[Any])
 
 
 def check_one_target(targets: tuple[str, ...]) -> None:
@@ -74,8 +72,12 @@ class SystemTensors(SharedTensors[Array, InferenceResult]):
         self._memory = memory = SystemMemory(places.nbytes)
         super().__init__(places, memory.key)
         self.inputs = {place.name: place.array(memory.buffer) for place in places.inputs}
-        self.register = rpcs.register_system_memory(memory.key, memory.nbytes)
-        self.unregister = rpcs.unregister_system_memory(memory.key)
+        region = pb.SystemSharedMemoryRegisterRequest(
+            name=memory.key, key=f"/{memory.key}", byte_size=memory.nbytes
+        )
+        self.register = Rpc("SystemSharedMemoryRegister", region, nothing)
+        name = pb.SystemSharedMemoryUnregisterRequest(name=memory.key)
+        self.unregister = Rpc("SystemSharedMemoryUnregister", name, nothing)
 
     def _result(self, answer: pb.ModelInferResponse) -> InferenceResult:
         places = self._layout.filled(answer)
@@ -94,10 +96,15 @@ class CudaTensors(SharedTensors[DeviceArray, DeviceResult]):
         self._memory = memory = CudaMemory(places.nbytes, device)
         super().__init__(places, memory.key)
         self.inputs = {place.name: DeviceArray(memory, place) for place in places.inputs}
-        self.register = rpcs.register_cuda_memory(memory.key, memory.handle, memory.device, memory.nbytes)
-        self.unregister = rpcs.unregister_cuda_memory(memory.key)
+        region = pb.CudaSharedMemoryRegisterRequest(
+            name=memory.key, raw_handle=memory.handle, device_id=memory.device, byte_size=memory.nbytes
+        )
+        self.register = Rpc("CudaSharedMemoryRegister", region, nothing)
+        name = pb.CudaSharedMemoryUnregisterRequest(name=memory.key)
+        self.unregister = Rpc("CudaSharedMemoryUnregister", name, nothing)
         # CUDA's behaviour is undefined if used memory is freed.
-        self.in_use = rpcs.cuda_memory_in_use(memory.key)
+        status = pb.CudaSharedMemoryStatusRequest()
+        self.in_use = Rpc("CudaSharedMemoryStatus", status, lambda answer: memory.key in answer.regions)
 
     def infer(
         self, rows: int | None, request_id: str | None, parameters: Mapping[str, Parameter] | None
@@ -111,7 +118,9 @@ class CudaTensors(SharedTensors[DeviceArray, DeviceResult]):
     def _result(self, answer: pb.ModelInferResponse) -> DeviceResult:
         # First, because `without_outputs` empties the answer.
         places = self._layout.filled(answer)
-        return device_result(without_outputs(answer), self._memory, places)
+        head = without_outputs(answer)
+        outputs = {place.name: DeviceArray(self._memory, place) for place in places}
+        return DeviceResult(head.model_name, head.model_version, head.id, head.parameters, outputs)
 
     def release(self) -> None:
         """Free the memory."""

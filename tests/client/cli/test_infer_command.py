@@ -363,22 +363,15 @@ def test_long_arrays_are_shortened(server: ScriptedServer, capsys: Output) -> No
 
 def test_all_outputs_in_one_file(server: ScriptedServer, tmp_path: Path, capsys: Output) -> None:
     server.servicer.models["m"] = model("m", {"file": "BF16 -1", "a/b": "BYTES -1"}, {})
-    call = [
-        "m",
-        "--target",
-        server.target,
-        "--output-file",
-        str(tmp_path / "out.npz"),
-        "--input",
-        "file=[1.5]",
-    ]
+    out = str(tmp_path / "out.npz")
+    call = ["m", "--target", server.target, "--output-file", out, "--input", "file=[1.5]"]
     assert command.main([*call, "--input", "a/b=å"]) == 0
-    with np.load(tmp_path / "out.npz") as archive:
+    with np.load(out) as archive:
         assert {name: archive[name].tolist() for name in archive} == {"file": [1.5], "a/b": ["å".encode()]}
-    assert str(tmp_path / "out.npz") in capsys.readouterr().out
+    assert out in capsys.readouterr().out
     # What was written can be sent.
     requests = server.servicer.requests
-    assert command.main(["m", "--target", server.target, "--input", str(tmp_path / "out.npz")]) == 0
+    assert command.main(["m", "--target", server.target, "--input", out]) == 0
     assert array_in(requests[0], 1).tolist() == ["å".encode()]
     assert "output 'a/b' that end with a zero byte: use --output-dir or --format json" in refusal(
         capsys, command.main, [*call, "--json", '{"a/b": ["a\\u0000"]}']

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import queue
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,10 @@ import grpc
 import numpy as np
 import pytest
 from client.calls import Output, refusal
-from client.scripted import Context, ScriptedServer, echo, model
+from client.scripted import Context, ScriptedServer, echo, model, serving
 
 from tensorferry.client import InferenceClient, InvalidInput
 from tensorferry.client.cli import bench, commands, infer
-from tensorferry.client.load.calls import Failure
 from tensorferry.client.load.process import opened
 from tensorferry.client.load.records import Target
 from tensorferry.client.messages.checks import check_inputs, check_outputs
@@ -180,31 +178,17 @@ def other_streams(request: pytest.FixtureRequest) -> Iterator[str]:
     handler = grpc.stream_stream_rpc_method_handler(
         answer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
     )
-    server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
-    server.add_generic_rpc_handlers(
-        [
-            grpc.method_handlers_generic_handler(
-                "inference.GRPCInferenceService", {"ModelStreamInfer": handler}
-            )
-        ]
-    )
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    with serving({"ModelStreamInfer": handler}) as address:
+        yield address
 
 
 def test_a_stream_with_other_messages_fails_its_requests(other_streams: str) -> None:
-    ends: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
+    ends: queue.SimpleQueue[Any] = queue.SimpleQueue()
     body = pb.ModelInferRequest(model_name="row").SerializeToString()
-    with opened(Target(other_streams, stream=True), 1) as calls:
+    with opened(Target(other_streams, stream=True), 1) as (calls,):
         # The second request opens another stream.
         for _ in range(2):
             calls.start(body, ends.put)
-            failure = ends.get(timeout=30)
-            assert failure is not None
-            assert failure[0] == "UNKNOWN"
-            assert (
-                "a message of the stream answers no request, so the server may have other streams"
-                in failure[1]
-            )
+            code, message = ends.get(timeout=30)
+            assert code == "UNKNOWN"
+            assert "answers no request, so the server may have other streams" in message

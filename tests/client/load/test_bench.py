@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ import polling
 import pytest
 from client.calls import Output, refusal
 from client.load.measured import measured, tally
-from client.scripted import Context, ScriptedServer, echo, model
+from client.scripted import Context, ScriptedServer, echo, model, serving
 
 from tensorferry.client.cli import bench
 from tensorferry.client.load.records import LoadError, Plan, Target
@@ -47,14 +46,8 @@ def minimal() -> Iterator[str]:
             echo, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
         ),
     }
-    server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
-    server.add_generic_rpc_handlers(
-        [grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers)]
-    )
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    with serving(handlers) as address:
+        yield address
 
 
 @pytest.mark.parametrize("load", [["--concurrency", "2,8"], ["--rate", "50"]])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
 from client.scripted import Context, Hang, ScriptedServer, failed, streamed
 
-from tensorferry.client.load.calls import Calls, Failure
+from tensorferry.client.load.calls import Calls
 from tensorferry.client.load.process import opened
 from tensorferry.client.load.records import Target
 from tensorferry.protos import inference_pb2 as pb
@@ -17,17 +18,11 @@ from tensorferry.protos import inference_pb2 as pb
 BODY = pb.ModelInferRequest(model_name="row").SerializeToString()
 
 
-class Ends:
+class Ends(queue.SimpleQueue[Any]):
     """Ends of calls, in order."""
 
-    def __init__(self) -> None:
-        self._ends: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
-
-    def __call__(self, failure: Failure | None) -> None:
-        self._ends.put(failure)
-
-    def next(self) -> Failure | None:
-        return self._ends.get(timeout=30)
+    def next(self) -> Any:
+        return self.get(timeout=30)
 
 
 @pytest.fixture
@@ -37,18 +32,16 @@ def ends() -> Ends:
 
 @pytest.fixture
 def stream(server: ScriptedServer) -> Iterator[Calls]:
-    with opened(Target(server.target, metadata=(("x-key", "a"),), stream=True), 1) as calls:
+    with opened(Target(server.target, metadata=(("x-key", "a"),), stream=True), 1) as (calls,):
         yield calls
 
 
 def test_the_timeout_is_the_deadline_of_a_unary_call(server: ScriptedServer, ends: Ends) -> None:
     hang = Hang()
     server.servicer.infer = hang.infer
-    with opened(Target(server.target, timeout=0.2), 1) as calls:
-        calls.start(BODY, ends)
-        failure = ends.next()
-    assert failure is not None
-    assert failure[0] == "DEADLINE_EXCEEDED"
+    with opened(Target(server.target, timeout=0.2), 1) as (calls,):
+        calls.start(BODY, ends.put)
+        assert ends.next()[0] == "DEADLINE_EXCEEDED"
     assert hang.left.wait(30), "the server heard of it"
 
 
@@ -72,7 +65,7 @@ def test_requests_of_a_stream_have_ids_of_their_own(
     server.servicer.stream = answer
     names = [Ends() for _ in range(4)]
     for each in names:
-        stream.start(BODY, each)
+        stream.start(BODY, each.put)
     assert names[0].next() is None
     assert names[1].next() is None
     assert names[2].next() == ("RESOURCE_EXHAUSTED", "refused")
@@ -93,10 +86,10 @@ def test_a_broken_stream_fails_its_requests_and_the_next_opens_another(
 
     whole = server.servicer.stream
     server.servicer.stream = broken
-    stream.start(BODY, ends)
+    stream.start(BODY, ends.put)
     assert ends.next() == ("INTERNAL", "broken")
     server.servicer.stream = whole
-    stream.start(BODY, ends)
+    stream.start(BODY, ends.put)
     assert ends.next() is None
 
 
@@ -109,8 +102,8 @@ def test_a_stream_that_the_server_ends(server: ScriptedServer, stream: Calls, en
 
     server.servicer.stream = first_of_two
     other = Ends()
-    stream.start(BODY, ends)
-    stream.start(BODY, other)
+    stream.start(BODY, ends.put)
+    stream.start(BODY, other.put)
     assert ends.next() is None
     assert other.next() == ("UNAVAILABLE", "the server ended the stream")
 
@@ -122,26 +115,22 @@ def test_requests_of_a_stream_expire(
     monkeypatch.setattr("tensorferry.client.load.calls.time.monotonic", lambda: now)
     hang = Hang()
     server.servicer.stream = hang.stream
-    with opened(Target(server.target, timeout=5.0, stream=True), 1) as calls:
-        calls.start(BODY, ends)
+    with opened(Target(server.target, timeout=5.0, stream=True), 1) as (calls,):
+        calls.start(BODY, ends.put)
         assert ends.next() is None
-        calls.start(BODY, ends)
+        calls.start(BODY, ends.put)
         now = 1004.9
         calls.expire()
         now = 1005.1
         calls.expire()
-        failure = ends.next()
-        assert failure is not None
-        assert failure[0] == "DEADLINE_EXCEEDED"
+        assert ends.next()[0] == "DEADLINE_EXCEEDED"
 
 
 def test_a_late_answer_of_a_stream_is_a_failure(
     server: ScriptedServer, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = iter([1000.0, 1006.0])
-    with opened(Target(server.target, timeout=5.0, stream=True), 1) as calls:
+    with opened(Target(server.target, timeout=5.0, stream=True), 1) as (calls,):
         monkeypatch.setattr("tensorferry.client.load.calls.time.monotonic", lambda: next(times))
-        calls.start(BODY, ends)
-        failure = ends.next()
-    assert failure is not None
-    assert failure[0] == "DEADLINE_EXCEEDED"
+        calls.start(BODY, ends.put)
+        assert ends.next()[0] == "DEADLINE_EXCEEDED"

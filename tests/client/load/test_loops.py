@@ -44,7 +44,7 @@ class FakeCalls(Calls):
 
 def test_a_closed_loop_keeps_its_number_in_flight_until_the_end() -> None:
     time, calls = Time(), FakeCalls()
-    loop = ClosedLoop(calls, 1.0, 3.0, itertools.cycle([b"a", b"b", b"c"]), 2, time)
+    loop = ClosedLoop([calls], 1.0, 3.0, itertools.cycle([b"a", b"b", b"c"]), 2, time)
     loop.start(2)
     assert [body for body, _ in calls.started] == [b"a", b"b"]
     time.now = 0.9
@@ -68,7 +68,7 @@ def test_a_closed_loop_keeps_its_number_in_flight_until_the_end() -> None:
 
 
 def open_loop(time: Time, calls: Calls, begin: float, end: float, most: int = 100) -> OpenLoop:
-    return OpenLoop(calls, begin, end, {1: [b"a"], 4: [b"x", b"y"]}, time, time.sleep, most)
+    return OpenLoop([calls], begin, end, {1: [b"a"], 4: [b"x", b"y"]}, time, time.sleep, most)
 
 
 def test_an_open_loop_sends_at_the_given_times() -> None:

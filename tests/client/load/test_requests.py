@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorferry.client.cli.random_values import random_array
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.load.requests import RequestMaker
 from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
@@ -20,12 +19,7 @@ def model(*inputs: TensorMetadata) -> ModelMetadata:
 
 
 def maker_of(described: ModelMetadata, version: str = "", **options: Any) -> RequestMaker:
-    return RequestMaker(
-        described,
-        version,
-        draw=lambda tensor, shape, generator: random_array(tensor, shape, described.name, generator),
-        **options,
-    )
+    return RequestMaker(described, version, **options)
 
 
 def arrays(bodies: Sequence[bytes], name: str = "x") -> list[Array]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,7 +20,6 @@ from tensorferry.client import (
     DeviceArray,
     DeviceResult,
     InferenceClient,
-    InferenceError,
     InferenceResult,
     InvalidArgument,
     InvalidInput,
@@ -83,14 +82,9 @@ def shared(client: InferenceClient, rows: int, device: Any = 0) -> SharedMemory[
     return client.shared_memory("digits", rows, device=device)
 
 
-@contextlib.contextmanager
-def variable(name: str, value: str) -> Iterator[None]:
+def variable(name: str, value: str) -> Any:
     """Set a variable that the stand-in reads."""
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
+    return mock.patch.dict(os.environ, {name: value})
 
 
 # With the stand-in and with a GPU.
@@ -191,18 +185,6 @@ def arrays_end_with_the_statement(client: InferenceClient) -> None:
             use()
     with pytest.raises(RuntimeError, match="exists only inside its `with` statement"):
         _ = memory.inputs
-
-
-def a_failed_call_leaves_nothing(client: InferenceClient) -> None:
-    with pytest.raises(RuntimeError, match="mine"), shared(client, 2):
-        raise RuntimeError("mine")
-    with (
-        pytest.raises(InvalidInput, match="rows expects an int from 1 to 2, got 3"),
-        shared(client, 2) as memory,
-    ):
-        memory.infer(rows=3)
-    with pytest.raises(InferenceError), shared(client, 2) as memory:
-        memory.infer(timeout=1e-6)
 
 
 def wrong_arrays_are_refused(client: InferenceClient) -> None:
@@ -337,7 +319,7 @@ def run_examples(name: str, address: str) -> None:
 
 WITH_A_GPU = [
     results_are_those_of_arrays, the_region_is_registered, work_in_the_default_stream_comes_first,
-    the_context_of_the_thread_stays, arrays_end_with_the_statement, a_failed_call_leaves_nothing,
+    the_context_of_the_thread_stays, arrays_end_with_the_statement,
     wrong_arrays_are_refused, wrong_devices_are_refused, a_closed_client_frees_the_memory,
 ]  # fmt: skip
 WITH_THE_STAND_IN = [

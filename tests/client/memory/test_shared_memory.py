@@ -137,17 +137,10 @@ def test_what_has_no_size_is_refused(server: ScriptedServer, client: InferenceCl
 
 
 def test_wrong_timeouts_are_refused(local: InferenceClient) -> None:
-    wrong: Any
-    for wrong in (0, "1"):
-        with (
-            pytest.raises(InvalidInput, match="timeout expects a positive number of seconds"),
-            local.shared_memory("digits", 2, timeout=wrong),
-        ):
-            raise AssertionError("created")
-    with (
-        local.shared_memory("digits", 2) as memory,
-        pytest.raises(InvalidInput, match="timeout expects a positive number of seconds"),
-    ):
+    refused = pytest.raises(InvalidInput, match="timeout expects a positive number of seconds")
+    with refused, local.shared_memory("digits", 2, timeout=0):
+        raise AssertionError("created")
+    with local.shared_memory("digits", 2) as memory, refused:
         memory.infer(timeout=0)
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
 from tensorferry.client.aio import waits
 from tensorferry.client.aio.inference import InferenceCalls
-from tensorferry.client.connection import channel
-from tensorferry.client.connection.channel import OpenChannel
 from tensorferry.client.connection.context import Compression, Headers
 from tensorferry.client.connection.endpoints import Endpoints
 from tensorferry.client.messages.codec import InferenceResult, Inputs, Outputs, Parameter
@@ -31,7 +29,7 @@ class InferenceClient(InferenceCalls):
     (1, 10)
     """
 
-    def _open(self, endpoints: Callable[[OpenChannel], Endpoints]) -> None:
+    def _open(self, endpoints: Callable[[Any], Endpoints]) -> None:
         self._closing = waits.Closing()
         self._open_endpoints = endpoints
         # Opened by the first call, because channels of grpcio belong to a running event loop.
@@ -41,7 +39,7 @@ class InferenceClient(InferenceCalls):
     def _endpoints(self) -> Endpoints:
         if self._opened is None:
             self._check_open()
-            self._opened = self._open_endpoints(channel.opener(grpc.aio))
+            self._opened = self._open_endpoints(grpc.aio)
         return self._opened
 
     async def __aenter__(self) -> Self:

@@ -12,14 +12,14 @@ from tensorferry.client.base import ClientBase
 from tensorferry.client.connection.context import CallContext, Headers
 from tensorferry.client.errors import DeadlineExceeded, Unavailable
 from tensorferry.client.messages import arguments, rpcs
-from tensorferry.client.messages.answers import Answer
+from tensorferry.client.messages.codec import Answer
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata
 from tensorferry.client.messages.rpcs import Config, File, LogSettings, Rpc, TraceSettings
 from tensorferry.client.messages.statistics import ModelStatistics
 from tensorferry.protos import inference_pb2 as pb
 
 T = TypeVar("T")
-AnswerT = TypeVar("AnswerT", bound=Answer)
+AnswerT = TypeVar("AnswerT", bound=Answer[Any])
 
 # Seconds between two calls of `wait_ready`, after a proxy has answered for a server that it does not reach.
 _PAUSE = 0.25
@@ -55,7 +55,7 @@ class ServerCalls(ClientBase):
         >>> (await client.server_metadata()).name
         'tensorferry'
         """
-        return await self._run(rpcs.server_metadata(), self._settings.of_call(metadata).begin(timeout))
+        return await self._ask(rpcs.server_metadata(), timeout, metadata)
 
     async def is_live(self, *, timeout: float | None = None, metadata: Headers = ()) -> bool:
         """Return whether the server answers; False if it cannot be reached in time.
@@ -63,7 +63,7 @@ class ServerCalls(ClientBase):
         >>> await client.is_live()
         True
         """
-        return await self._ask(rpcs.server_live(), timeout, metadata)
+        return await self._health(rpcs.server_live(), timeout, metadata)
 
     async def is_ready(self, *, timeout: float | None = None, metadata: Headers = ()) -> bool:
         """Return whether the server is ready; False if it cannot be reached in time.
@@ -71,7 +71,7 @@ class ServerCalls(ClientBase):
         >>> await client.is_ready(timeout=1.0)
         True
         """
-        return await self._ask(rpcs.server_ready(), timeout, metadata)
+        return await self._health(rpcs.server_ready(), timeout, metadata)
 
     async def is_model_ready(
         self, model: str, version: str = "", *, timeout: float | None = None, metadata: Headers = ()
@@ -81,7 +81,7 @@ class ServerCalls(ClientBase):
         >>> await client.is_model_ready("digits"), await client.is_model_ready("letters")
         (True, False)
         """
-        return await self._ask(rpcs.model_ready(model, version), timeout, metadata)
+        return await self._health(rpcs.model_ready(model, version), timeout, metadata)
 
     async def wait_ready(self, timeout: float | None = None, *, metadata: Headers = ()) -> bool:
         """Wait until the server can be reached, then return whether it is ready.
@@ -116,7 +116,7 @@ class ServerCalls(ClientBase):
         >>> [model.name for model in await client.models(ready=True)]
         ['digits']
         """
-        return await self._run(rpcs.repository_index(ready), self._settings.of_call(metadata).begin(timeout))
+        return await self._ask(rpcs.repository_index(ready), timeout, metadata)
 
     async def load_model(
         self,
@@ -134,9 +134,7 @@ class ServerCalls(ClientBase):
 
         >>> await client.load_model("digits", config={"max_batch_size": 16})
         """
-        await self._run(
-            rpcs.load_model(model, config, files), self._settings.of_call(metadata).begin(timeout)
-        )
+        await self._ask(rpcs.load_model(model, config, files), timeout, metadata)
         self._cache.forget(model)
 
     async def unload_model(
@@ -151,7 +149,7 @@ class ServerCalls(ClientBase):
         False
         >>> await client.load_model("digits")
         """
-        await self._run(rpcs.unload_model(model, dependents), self._settings.of_call(metadata).begin(timeout))
+        await self._ask(rpcs.unload_model(model, dependents), timeout, metadata)
         self._cache.forget(model)
 
     async def model_config(
@@ -164,9 +162,7 @@ class ServerCalls(ClientBase):
         >>> (await client.model_config("digits"))["input"][0]["dims"]
         [8, 8]
         """
-        return await self._run(
-            rpcs.model_config(model, version), self._settings.of_call(metadata).begin(timeout)
-        )
+        return await self._ask(rpcs.model_config(model, version), timeout, metadata)
 
     async def statistics(
         self, model: str = "", version: str = "", *, timeout: float | None = None, metadata: Headers = ()
@@ -177,9 +173,7 @@ class ServerCalls(ClientBase):
         >>> statistics.success.count > 0
         True
         """
-        return await self._run(
-            rpcs.statistics(model, version), self._settings.of_call(metadata).begin(timeout)
-        )
+        return await self._ask(rpcs.statistics(model, version), timeout, metadata)
 
     async def trace_settings(
         self, model: str = "", *, timeout: float | None = None, metadata: Headers = ()
@@ -189,7 +183,7 @@ class ServerCalls(ClientBase):
         >>> (await client.trace_settings())["trace_level"]
         ('OFF',)
         """
-        return await self._run(rpcs.trace_settings(model), self._settings.of_call(metadata).begin(timeout))
+        return await self._ask(rpcs.trace_settings(model), timeout, metadata)
 
     async def update_trace_settings(
         self,
@@ -207,9 +201,7 @@ class ServerCalls(ClientBase):
         >>> (await client.update_trace_settings({"trace_rate": 1}))["trace_rate"]
         ('1',)
         """
-        return await self._run(
-            rpcs.trace_settings(model, settings), self._settings.of_call(metadata).begin(timeout)
-        )
+        return await self._ask(rpcs.trace_settings(model, settings), timeout, metadata)
 
     async def log_settings(self, *, timeout: float | None = None, metadata: Headers = ()) -> LogSettings:
         """Return what the server logs: values by name.
@@ -217,7 +209,7 @@ class ServerCalls(ClientBase):
         >>> (await client.log_settings())["log_warning"]
         True
         """
-        return await self._run(rpcs.log_settings(), self._settings.of_call(metadata).begin(timeout))
+        return await self._ask(rpcs.log_settings(), timeout, metadata)
 
     async def update_log_settings(
         self,
@@ -231,7 +223,7 @@ class ServerCalls(ClientBase):
         >>> (await client.update_log_settings({"log_info": False}))["log_info"]
         False
         """
-        return await self._run(rpcs.log_settings(settings), self._settings.of_call(metadata).begin(timeout))
+        return await self._ask(rpcs.log_settings(settings), timeout, metadata)
 
     async def _known(self, model: str, version: str, context: CallContext) -> ModelMetadata:
         return self._cache.get(model, version) or await self._fetch(model, version, context)
@@ -253,9 +245,11 @@ class ServerCalls(ClientBase):
                 raise error
         return answer
 
-    async def _ask(self, rpc: Rpc[bool], timeout: float | None, metadata: Headers) -> bool:
-        context = self._settings.of_call(metadata).begin(timeout)
+    async def _ask(self, rpc: Rpc[T], timeout: float | None, metadata: Headers) -> T:
+        return await self._run(rpc, self._settings.of_call(metadata).begin(timeout))
+
+    async def _health(self, rpc: Rpc[bool], timeout: float | None, metadata: Headers) -> bool:
         try:
-            return await self._run(rpc, context)
+            return await self._ask(rpc, timeout, metadata)
         except (Unavailable, DeadlineExceeded):
             return False

@@ -20,7 +20,6 @@ from tensorferry.client import errors
 from tensorferry.client.cli.bench_flags import MODES, bench_parser, read_arguments
 from tensorferry.client.cli.inputs import without_inputs
 from tensorferry.client.cli.parser import INTERRUPTED
-from tensorferry.client.cli.random_values import random_array
 from tensorferry.client.cli.server_flags import connection_of
 from tensorferry.client.connection.channel import CallMetadata
 from tensorferry.client.connection.target import TARGET_VARIABLE
@@ -65,12 +64,15 @@ def main(argv: Sequence[str]) -> int:
     parser = bench_parser()
     arguments = read_arguments(parser, argv)
     arguments.command = shlex.join(["tensorferry", "bench", *_without_values_of_headers(argv)])
-    connection = connection_of(parser, arguments)
-    if len(connection.targets) > 1:
-        parser.error(f"{TARGET_VARIABLE} names {len(connection.targets)} servers: give one TARGET to measure")
-    address, metadata = connection.targets[0], connection.metadata
-    target = Target(address, connection.tls, metadata, arguments.timeout, arguments.stream)
     try:
+        connection = connection_of(parser, arguments)
+        address, *others = connection.targets
+        if others:
+            parser.error(
+                f"{TARGET_VARIABLE} names {len(connection.targets)} servers: give one TARGET to measure"
+            )
+        metadata = connection.metadata
+        target = Target(address, connection.tls, metadata, arguments.timeout, arguments.stream)
         with open_channel(target) as opened:
             server = _Server(inference_pb2_grpc.GRPCInferenceServiceStub(opened), metadata)
             return _bench(arguments, target, server)
@@ -165,13 +167,7 @@ def _bodies(arguments: argparse.Namespace, server: _Server) -> Mapping[int, Sequ
     model, plan = arguments.model, arguments.plan
     metadata = _metadata(server, model, arguments.model_version, arguments.input)
     maker = RequestMaker(
-        metadata,
-        arguments.model_version,
-        lambda tensor, shape, generator: random_array(tensor, shape, model, generator),
-        arguments.input,
-        arguments.shape,
-        arguments.parameter,
-        plan.seed,
+        metadata, arguments.model_version, arguments.input, arguments.shape, arguments.parameter, plan.seed
     )
     sizes = sorted({arrival.rows for arrival in plan.trace}) or [plan.rows]
     bodies = {rows: maker.requests(rows) for rows in sizes}

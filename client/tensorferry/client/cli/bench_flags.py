@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tensorferry.client.cli.array_files import read_archive, read_array
 from tensorferry.client.cli.infer import parameter
 from tensorferry.client.cli.parser import CommandParser
-from tensorferry.client.cli.server_flags import add_connection_flags, add_version, target_address, unique
-from tensorferry.client.connection.target import TARGET_VARIABLE, default_targets
+from tensorferry.client.cli.server_flags import (
+    SERVER_HELP,
+    add_connection_flags,
+    add_model,
+    target_address,
+    unique,
+)
+from tensorferry.client.connection.target import DEFAULT_TARGET, TARGET_VARIABLE
 from tensorferry.client.load import result_file
 from tensorferry.client.load.conditions import condition
 from tensorferry.client.load.records import Plan
@@ -66,24 +72,18 @@ _HELP = {
 def bench_parser() -> CommandParser:
     """Return the parser of the command."""
     parser = CommandParser(
-        prog="tensorferry bench",
-        description="Measure a model of a running server under load: throughput, latencies, errors, and the server's own times.",
-        allow_abbrev=False,
+        "bench",
+        "Measure a model of a running server under load: throughput, latencies, errors, and the server's own times.",
     )
     parser.add_argument(
         "target",
         type=target_address,
         metavar="TARGET",
         nargs="?",
-        help=f"address of the server, as HOST:PORT (default: the environment variable {TARGET_VARIABLE}, otherwise {default_targets({})[0]})",
+        help=f"address of the server, as HOST:PORT (default: the environment variable {TARGET_VARIABLE}, otherwise {DEFAULT_TARGET})",
     )
-    parser.add_argument("model", metavar="MODEL")
-    add_version(parser)
-    group = parser.add_argument_group("load")
-
-    def add(flag: str, **options: Any) -> None:
-        group.add_argument(flag, help=_HELP[flag], **options)
-
+    add_model(parser)
+    add = parser.flags("load", _HELP)
     add("--concurrency", metavar="N", type=_read(concurrencies))
     add("--rate", metavar="R", type=_read(rates))
     add("--trace", metavar="FILE", type=Path)
@@ -97,27 +97,21 @@ def bench_parser() -> CommandParser:
     add("--processes", metavar="N", type=_whole(1, 256))
     add("--connections", metavar="N", type=_whole(1, 1024))
     add("--seed", metavar="N", type=_whole(0, 2**32), default=1)
-    group = parser.add_argument_group("requests")
+    add = parser.flags("requests", _HELP)
     add("--rows", metavar="N", type=_whole(1, 1_000_000), default=1)
     add("--input", metavar="[NAME=]FILE", action="extend", type=_arrays, default=[])
     add("--shape", metavar="NAME:DIMS", action="append", type=_shape, default=[])
     add("--parameter", metavar="NAME=VALUE", action="append", type=parameter, default=[])
-    group = parser.add_argument_group("output")
+    add = parser.flags("output", _HELP)
     for flag in ("--json", "--html", "--csv"):
         add(flag, metavar="FILE", type=_output)
     add("--compare", metavar="FILE", type=_read(_document))
     add(
         "--assert", metavar="CONDITION", dest="conditions", action="append", type=_read(condition), default=[]
     )
-    group = parser.add_argument_group("server")
-    group.add_argument(
-        "--target",
-        dest="target_flag",
-        metavar="HOST:PORT",
-        type=target_address,
-        help="the same as TARGET, as in the other commands",
-    )
-    add_connection_flags(group)
+    add = parser.flags("server", {**SERVER_HELP, "--target": "the same as TARGET, as in the other commands"})
+    add("--target", dest="target_flag", metavar="HOST:PORT", type=target_address)
+    add_connection_flags(add)
     return parser
 
 

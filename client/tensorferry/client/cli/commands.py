@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import grpc
 
 from tensorferry.client.cli import examples
-from tensorferry.client.cli.server_flags import add_version, call_server, server_parser
+from tensorferry.client.cli.server_flags import add_model, call_server, server_parser
 from tensorferry.client.errors import InvalidInput, Unavailable, Unimplemented
-from tensorferry.client.messages.printable import printable
+from tensorferry.client.messages.printable import aligned, printable
 from tensorferry.client.threads.client import InferenceClient
 
 # In place of a command with such a name, which could not be copied from a terminal.
@@ -63,8 +63,7 @@ def describe(argv: Sequence[str]) -> int:
     parser = server_parser(
         "describe", "Show the inputs and outputs of a model of a running server, and commands that call it."
     )
-    parser.add_argument("model", metavar="MODEL")
-    add_version(parser)
+    add_model(parser)
     arguments = parser.parse(argv)
 
     def run(client: InferenceClient) -> None:
@@ -97,7 +96,4 @@ def describe(argv: Sequence[str]) -> int:
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    rows = [tuple(map(printable, row)) for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(*aligned([tuple(map(printable, row)) for row in rows], left=range(len(rows[0]))), sep="\n")

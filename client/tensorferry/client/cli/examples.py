@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from tensorferry.client.cli.server_flags import TOKEN_VARIABLE
-from tensorferry.client.cli.values import FLOATS, dtype_of, subject_of
-from tensorferry.client.connection.target import default_targets
-from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
+from tensorferry.client.connection.target import targets_of
+from tensorferry.client.messages.checks import FLOATS, dtype_for, dtype_of
+from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata, subject_of
 from tensorferry.client.messages.several_answers import gives_several
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
@@ -68,7 +68,7 @@ def grpcurl_command(model: ModelMetadata, arguments: argparse.Namespace) -> str:
             for tensor in inputs
             if not _is_short(tensor)
         ]
-    target = shlex.quote(arguments.target or default_targets()[0])
+    target = shlex.quote(targets_of(arguments.target)[0])
     target += f" {_SERVICE}/{'ModelStreamInfer' if gives_several(model) else 'ModelInfer'}"
     call = f"grpcurl {_grpcurl_flags(arguments)}"
     data = shlex.quote(json.dumps(message))
@@ -87,7 +87,7 @@ def _required(model: ModelMetadata) -> list[TensorMetadata]:
     """Return the inputs of every request; raise InvalidInput for a datatype that has no values here."""
     inputs = [tensor for tensor in model.inputs if not tensor.optional]
     for tensor in inputs:
-        dtype_of(tensor, subject_of(tensor, model.name))
+        dtype_for(tensor, subject_of(tensor, model.name))
     return inputs
 
 
@@ -100,13 +100,12 @@ def _is_short(tensor: TensorMetadata) -> bool:
 
 
 def _array(tensor: TensorMetadata) -> Array:
-    dtype = dtype_of(tensor, subject_of(tensor, "the model"))
     value: object = 1
     if tensor.datatype == "BYTES":
         value = b"text"
     elif tensor.datatype in FLOATS:
         value = 0.5
-    return np.full(_shape(tensor), value, dtype)
+    return np.full(_shape(tensor), value, dtype_of(tensor.datatype))
 
 
 def _values(tensor: TensorMetadata) -> object:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from tensorferry.client.cli import printing
 from tensorferry.client.cli.array_files import write_archive, write_array
-from tensorferry.client.cli.inputs import JsonRequest, add_once, read_inputs, read_json, without_inputs
+from tensorferry.client.cli.inputs import add_once, read_inputs, read_json, without_inputs
 from tensorferry.client.cli.parser import CommandParser
 from tensorferry.client.cli.random_values import random_inputs
-from tensorferry.client.cli.server_flags import add_version, call_server, pair, server_parser, unique
+from tensorferry.client.cli.server_flags import add_model, call_server, pair, server_parser, unique
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.messages.arguments import quoted
 from tensorferry.client.messages.classification import Classification
@@ -22,30 +23,37 @@ from tensorferry.client.messages.metadata import TensorMetadata
 from tensorferry.client.messages.printable import printable
 from tensorferry.client.messages.several_answers import gives_several
 from tensorferry.client.threads.client import InferenceClient
+from tensorferry.protos.tensors import Array
 
 _DESCRIPTION = """Run one request on a model of a running server. Values become the datatype of the model's input,
 if that loses no more than a float's last digits; missing leading axes are added with length 1. Of a model that answers in
 streams, each answer is shown when it arrives."""
 
-_INPUT_HELP = """an input; may be repeated. VALUE is JSON (x=[[1, 2]]), FILE.npy, or @FILE (@- for stdin). For
+_HELP = {
+    "--input": """an input; may be repeated. VALUE is JSON (x=[[1, 2]]), FILE.npy, or @FILE (@- for stdin). For
 BYTES it is a text (text=hello), JSON strings (text=["a", "b"]), or @FILE for the content of a file as one
 element; for other datatypes a file after @ has JSON or a .npy array. FILE.npz has arrays with the names of
-the inputs. NAME= may be left out for a model with one input"""
-
-_JSON_HELP = """the inputs, or a whole request, as JSON, a file with it, or - for stdin: {"x": [[1, 2]]}, or the
+the inputs. NAME= may be left out for a model with one input""",
+    "--json": """the inputs, or a whole request, as JSON, a file with it, or - for stdin: {"x": [[1, 2]]}, or the
 protocol's {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}, which may also have
-"outputs", "parameters" and "id". {"b64": "..."} is an element of BYTES in base64"""
-
-_RANDOM_HELP = """fill the inputs that are not given with random values: floats from 0 to 1, all values of UINT8
-and INT8, 0 or 1 for other integers, words of eight letters for BYTES"""
-
-_OUTPUT_DIR_HELP = """write each output to DIR instead of printing it, as NAME.npy: BYTES as fixed-width
+"outputs", "parameters" and "id". {"b64": "..."} is an element of BYTES in base64""",
+    "--random": """fill the inputs that are not given with random values: floats from 0 to 1, all values of UINT8
+and INT8, 0 or 1 for other integers, words of eight letters for BYTES""",
+    "--seed": "seed of --random; a seed has always the same values (default: 0)",
+    "--rows": "length of an open first axis, with --random (default: 1)",
+    "--shape": "shape of an input with --random, such as x:2,16; needed if an axis other than the first is open",
+    "--output": "name of an output to return; may be repeated (default: all)",
+    "--classes": "return the N classes with the highest values of an output, as VALUE:INDEX:LABEL; may be repeated",
+    "--parameter": "request parameter; true, false and numbers are sent as such, all other values as strings",
+    "--request-id": "id of the request, which the server writes to its logs",
+    "--output-dir": """write each output to DIR instead of printing it, as NAME.npy: BYTES as fixed-width
 strings, BF16 as float32 (both lose nothing). BYTES that numpy's fixed-width strings cannot hold, because an
 element ends with a zero byte, are written to NAME.jsonl: first {"datatype", "shape"}, then one base64 string
-per element in row-major order. Characters other than letters, digits, '.', '_' and '-' in a name become '_'"""
-
-_FORMAT_HELP = """table: for people, long arrays shortened; json: the protocol's JSON form on one line, complete
-(default: %(default)s)"""
+per element in row-major order. Characters other than letters, digits, '.', '_' and '-' in a name become '_'""",
+    "--output-file": "write all outputs to one .npz file instead of printing them",
+    "--format": """table: for people, long arrays shortened; json: the protocol's JSON form on one line, complete
+(default: %(default)s)""",
+}
 
 # Python's own int() and float() also take "2024_11" and "nan", which may be names.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -59,8 +67,9 @@ def main(argv: Sequence[str]) -> int:
 
     def run(client: InferenceClient) -> None:
         model = client.metadata(arguments.model, arguments.model_version, timeout=arguments.timeout)
-        request = read_json(arguments.json, model) if arguments.json is not None else JsonRequest()
-        add_once(request.inputs, read_inputs(arguments.input, model), "--input")
+        request = StreamRequest({}) if arguments.json is None else read_json(arguments.json, model)
+        inputs = dict(cast("Mapping[str, Array]", request.inputs))
+        add_once(inputs, read_inputs(arguments.input, model), "--input")
         if arguments.random and not model.inputs:
             received = f"model {model.name!r}, of which it names none"
             change = "give --input NAME=FILE.npy for each input"
@@ -68,12 +77,12 @@ def main(argv: Sequence[str]) -> int:
         if arguments.random:
             shapes = unique(parser, "--shape", [_shape_of(one, model.inputs) for one in arguments.shape])
             seed, rows = arguments.seed or 0, arguments.rows
-            request.inputs.update(random_inputs(model, request.inputs, seed, rows, shapes))
+            inputs.update(random_inputs(model, inputs, seed, rows, shapes))
         sent = StreamRequest(
-            request.inputs,
-            arguments.request_id or request.request_id or "",
+            inputs,
+            arguments.request_id or request.request_id,
             _outputs(parser, arguments) or request.outputs,
-            {**request.parameters, **unique(parser, "--parameter", arguments.parameter)},
+            {**(request.parameters or {}), **unique(parser, "--parameter", arguments.parameter)},
         )
         if gives_several(model):
             _show_answers(client, sent, arguments)
@@ -89,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
                 parameters=sent.parameters,
             )
         except InferenceError as error:
-            if model.inputs or request.inputs or isinstance(error, InvalidInput):
+            if model.inputs or inputs or isinstance(error, InvalidInput):
                 raise
             raise without_inputs(error, model) from None
         _show(result, arguments)
@@ -99,64 +108,23 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> CommandParser:
     parser = server_parser("infer", _DESCRIPTION)
-    parser.add_argument("model", metavar="MODEL")
-    add_version(parser)
-    inputs = parser.add_argument_group("inputs")
-    inputs.add_argument("--input", metavar="[NAME=]VALUE", action="append", default=[], help=_INPUT_HELP)
-    inputs.add_argument("--json", metavar="JSON|FILE|-", help=_JSON_HELP)
-    inputs.add_argument("--random", action="store_true", help=_RANDOM_HELP)
-    inputs.add_argument(
-        "--seed",
-        metavar="N",
-        type=_count,
-        help="seed of --random; a seed has always the same values (default: 0)",
-    )
-    inputs.add_argument(
-        "--rows", metavar="N", type=_count, help="length of an open first axis, with --random (default: 1)"
-    )
-    inputs.add_argument(
-        "--shape",
-        metavar="[NAME:]DIMS",
-        action="append",
-        type=_dimensions,
-        default=[],
-        help="shape of an input with --random, such as x:2,16; needed if an axis other than the first is open",
-    )
-    request = parser.add_argument_group("request")
-    request.add_argument(
-        "--output",
-        metavar="NAME",
-        action="append",
-        help="name of an output to return; may be repeated (default: all)",
-    )
-    request.add_argument(
-        "--classes",
-        metavar="NAME=N",
-        action="append",
-        type=_classes,
-        default=[],
-        help="return the N classes with the highest values of an output, as VALUE:INDEX:LABEL; may be repeated",
-    )
-    request.add_argument(
-        "--parameter",
-        metavar="NAME=VALUE",
-        action="append",
-        type=parameter,
-        default=[],
-        help="request parameter; true, false and numbers are sent as such, all other values as strings",
-    )
-    request.add_argument(
-        "--request-id", default="", help="id of the request, which the server writes to its logs"
-    )
-    answer = parser.add_argument_group("answer").add_mutually_exclusive_group()
-    answer.add_argument("--format", choices=("table", "json"), default="table", help=_FORMAT_HELP)
-    answer.add_argument("--output-dir", metavar="DIR", type=Path, help=_OUTPUT_DIR_HELP)
-    answer.add_argument(
-        "--output-file",
-        metavar="FILE.npz",
-        type=Path,
-        help="write all outputs to one .npz file instead of printing them",
-    )
+    add_model(parser)
+    add = parser.flags("inputs", _HELP)
+    add("--input", metavar="[NAME=]VALUE", action="append", default=[])
+    add("--json", metavar="JSON|FILE|-")
+    add("--random", action="store_true")
+    add("--seed", metavar="N", type=_count)
+    add("--rows", metavar="N", type=_count)
+    add("--shape", metavar="[NAME:]DIMS", action="append", type=_dimensions, default=[])
+    add = parser.flags("request", _HELP)
+    add("--output", metavar="NAME", action="append")
+    add("--classes", metavar="NAME=N", action="append", type=_classes, default=[])
+    add("--parameter", metavar="NAME=VALUE", action="append", type=parameter, default=[])
+    add("--request-id", default="")
+    add = parser.flags("answer", _HELP, exclusive=True)
+    add("--format", choices=("table", "json"), default="table")
+    add("--output-dir", metavar="DIR", type=Path)
+    add("--output-file", metavar="FILE.npz", type=Path)
     return parser
 
 
@@ -198,8 +166,8 @@ def _show(result: InferenceResult, arguments: argparse.Namespace) -> None:
     else:
         for line in printing.table(result, shutil.get_terminal_size().columns):
             print(line)
-    for line in printing.parameter_lines(result):
-        print(line)
+    for key, value in result.parameters.items():
+        print(f"{printable(key)} = {value!r}")
 
 
 def _show_answers(client: InferenceClient, request: StreamRequest, arguments: argparse.Namespace) -> None:

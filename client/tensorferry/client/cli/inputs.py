@@ -7,18 +7,17 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tensorferry.client import errors
 from tensorferry.client.cli.array_files import read_archive, read_array
-from tensorferry.client.cli.values import array_of, subject_of
+from tensorferry.client.cli.values import array_of
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.messages.arguments import mapping, quoted, shown, text
 from tensorferry.client.messages.classification import Classification
-from tensorferry.client.messages.codec import Parameter
-from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
+from tensorferry.client.messages.codec import Parameter, StreamRequest
+from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata, subject_of
 from tensorferry.protos.tensors import Array
 
 _NUMPY_MAGIC = b"\x93NUMPY"
@@ -26,16 +25,6 @@ _NUMPY_MAGIC = b"\x93NUMPY"
 _REQUEST_KEYS = ("inputs", "outputs", "parameters", "id")
 _TENSOR_KEYS = ("name", "shape", "datatype", "data")
 _TENSOR_FORM = '{"name", "shape", "datatype", "data"}'
-
-
-@dataclass
-class JsonRequest:
-    """A request in JSON: its arrays, and what the protocol's form may add to them."""
-
-    inputs: dict[str, Array] = field(default_factory=dict)
-    outputs: dict[str, Classification | None] | None = None
-    parameters: dict[str, Parameter] = field(default_factory=dict)
-    request_id: str = ""
 
 
 def read_inputs(options: Sequence[str], model: ModelMetadata) -> dict[str, Array]:
@@ -48,12 +37,11 @@ def read_inputs(options: Sequence[str], model: ModelMetadata) -> dict[str, Array
         if not model.inputs:
             add_once(inputs, _file_for_undeclared(option, model), "--input")
             continue
-        name, value = _named(option, model)
-        if name is not None:
-            tensor = next(t for t in model.inputs if t.name == name)
-            found = {name: array_of(_read_value(value, tensor, model), tensor, model.name)}
+        tensor, value = _named(option, model)
+        if tensor is not None:
+            found = {tensor.name: array_of(_read_value(value, tensor, model), tensor, model.name)}
         else:
-            found = _archive(option, model)
+            found = _converted(_read_archive(option), f"--input {option}", model)
         add_once(inputs, found, "--input")
     return inputs
 
@@ -66,8 +54,8 @@ def add_once(inputs: dict[str, Array], more: Mapping[str, Array], option: str) -
         inputs[name] = array
 
 
-def read_json(source: str, model: ModelMetadata) -> JsonRequest:
-    """Return the request of --json: JSON itself, the name of a file with it, or - for stdin."""
+def read_json(source: str, model: ModelMetadata) -> StreamRequest:
+    """Return the request of --json, with arrays: JSON itself, the name of a file with it, or - for stdin."""
     inline = source.lstrip()[:1] in ("{", "[")
     content = source if inline else read_bytes(source, "--json")
     value = _parsed(content, "--json", 'a JSON object such as {"x": [[1, 2]]}')
@@ -75,14 +63,10 @@ def read_json(source: str, model: ModelMetadata) -> JsonRequest:
         raise _undeclared("--json", f'{{"inputs": [{_TENSOR_FORM}]}}', value, model)
     if not isinstance(value, dict):
         tensor = _only_input(model, "--json", value)
-        return JsonRequest({tensor.name: array_of(value, tensor, model.name)})
+        return StreamRequest({tensor.name: array_of(value, tensor, model.name)})
     if _is_protocol_form(value, model):
         return _protocol_form(value, model)
-    known = {tensor.name: tensor for tensor in model.inputs}
-    for name in value:
-        if name not in known:
-            raise _no_such_input("--json", name, model)
-    return JsonRequest({name: array_of(one, known[name], model.name) for name, one in value.items()})
+    return StreamRequest(_converted(value, "--json", model))
 
 
 def read_bytes(file: str, subject: str) -> bytes:
@@ -118,18 +102,18 @@ def _file_for_undeclared(option: str, model: ModelMetadata) -> dict[str, Array]:
     raise _undeclared("--input", "NAME=FILE.npy or FILE.npz", option, model)
 
 
-def _named(option: str, model: ModelMetadata) -> tuple[str | None, str]:
-    """Split NAME=VALUE. The name is None for an archive."""
-    names = [tensor.name for tensor in model.inputs if option.startswith(f"{tensor.name}=")]
-    if names:
-        name = max(names, key=len)
-        return name, option[len(name) + 1 :]
+def _named(option: str, model: ModelMetadata) -> tuple[TensorMetadata | None, str]:
+    """Split NAME=VALUE, and return the input of that name. It is None for an archive."""
+    named = [tensor for tensor in model.inputs if option.startswith(f"{tensor.name}=")]
+    if named:
+        tensor = max(named, key=lambda one: len(one.name))
+        return tensor, option[len(tensor.name) + 1 :]
     if option.endswith(".npz"):
         return None, option
-    before, equals, _ = option.partition("=")
+    before, equals, value = option.partition("=")
     if equals and option[0] not in '[{"@':
-        raise _no_such_input("--input", before, model)
-    return _only_input(model, "--input", option).name, option
+        return _input(before, "--input", model), value
+    return _only_input(model, "--input", option), option
 
 
 def _only_input(model: ModelMetadata, option: str, value: object) -> TensorMetadata:
@@ -142,19 +126,19 @@ def _only_input(model: ModelMetadata, option: str, value: object) -> TensorMetad
     raise InvalidInput(option, expected, shown(value), "add the input's name")
 
 
-def _no_such_input(option: str, name: str, model: ModelMetadata) -> InvalidInput:
+def _input(name: object, option: str, model: ModelMetadata) -> TensorMetadata:
+    """Return the input of this name; raise InvalidInput if there is none."""
+    for tensor in model.inputs:
+        if tensor.name == name:
+            return tensor
     names = ", ".join(repr(tensor.name) for tensor in model.inputs)
     expected = f"an input of model {model.name!r} ({names or 'it has none'})"
-    return InvalidInput(option, expected, repr(name), "name one of these")
+    raise InvalidInput(option, expected, repr(str(name)), "name one of these")
 
 
-def _archive(file: str, model: ModelMetadata) -> dict[str, Array]:
-    known = {tensor.name: tensor for tensor in model.inputs}
-    arrays = _read_archive(file)
-    for name in arrays:
-        if name not in known:
-            raise _no_such_input(f"--input {file}", name, model)
-    return {name: array_of(array, known[name], model.name) for name, array in arrays.items()}
+def _converted(values: Mapping[str, object], option: str, model: ModelMetadata) -> dict[str, Array]:
+    """Return the arrays of values by the names of inputs."""
+    return {name: array_of(one, _input(name, option, model), model.name) for name, one in values.items()}
 
 
 def _read_archive(file: str) -> dict[str, Array]:
@@ -237,10 +221,11 @@ def _is_protocol_form(value: Mapping[str, object], model: ModelMetadata) -> bool
     return isinstance(inputs, list) and all(isinstance(one, dict) and "name" in one for one in inputs)
 
 
-def _protocol_form(value: Mapping[str, Any], model: ModelMetadata) -> JsonRequest:
+def _protocol_form(value: Mapping[str, Any], model: ModelMetadata) -> StreamRequest:
     _check_keys("--json", value, _REQUEST_KEYS)
-    known = {tensor.name: tensor for tensor in model.inputs}
-    request = JsonRequest()
+    inputs: dict[str, Array] = {}
+    outputs: dict[str, Classification | None] | None = None
+    parameters: Mapping[str, Parameter] | None = None
     for one in _objects(value, "inputs", _TENSOR_FORM):
         name = one.get("name")
         subject = f"--json: input {name!r}"
@@ -250,26 +235,23 @@ def _protocol_form(value: Mapping[str, Any], model: ModelMetadata) -> JsonReques
             raise InvalidInput(subject, "a shape such as [1, 2]", shown(shape), "write a list of lengths")
         if not model.inputs:
             tensor = _declared_by(one, shape, subject, model)
-        elif isinstance(name, str) and name in known:
-            tensor = known[name]
         else:
-            raise _no_such_input("--json", str(name), model)
+            tensor = _input(name, "--json", model)
         if "data" not in one:
             raise InvalidInput(subject, "data", "none", "add a list of its values")
         if one.get("datatype", tensor.datatype) != tensor.datatype:
             change = f"write {tensor.datatype!r}, or leave it out"
             raise InvalidInput(subject_of(tensor, model.name), str(tensor), shown(one["datatype"]), change)
-        add_once(request.inputs, {tensor.name: array_of(one["data"], tensor, model.name, shape)}, "--json")
+        add_once(inputs, {tensor.name: array_of(one["data"], tensor, model.name, shape)}, "--json")
     if "outputs" in value:
-        request.outputs = {}
+        outputs = {}
         for one in _objects(value, "outputs", '{"name"}'):
             name = text("--json: the name of an output", one.get("name"))
-            request.outputs[name] = _classification(f"--json: output {name!r}", one)
+            outputs[name] = _classification(f"--json: output {name!r}", one)
     if "parameters" in value:
         change = 'write {"parameters": {"NAME": VALUE}}'
-        request.parameters = dict(mapping("--json: 'parameters'", value["parameters"], change))
-    request.request_id = text("--json: 'id'", value.get("id", ""))
-    return request
+        parameters = mapping("--json: 'parameters'", value["parameters"], change)
+    return StreamRequest(inputs, text("--json: 'id'", value.get("id", "")), outputs, parameters)
 
 
 def _declared_by(

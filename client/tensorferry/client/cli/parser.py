@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tensorferry.client.messages.printable import one_line
 
@@ -15,6 +15,19 @@ INTERRUPTED = 130
 
 class CommandParser(argparse.ArgumentParser):
     """Argument parser that reports an error in one line, with the nearest known flag for an unknown one."""
+
+    def __init__(self, command: str, description: str) -> None:
+        super().__init__(prog=f"tensorferry {command}", description=description, allow_abbrev=False)
+
+    def flags(self, title: str, texts: Mapping[str, str], *, exclusive: bool = False) -> Callable[..., Any]:
+        """Begin a group of flags; return a function that adds one, with its text of `texts` as help.
+
+        Of `exclusive` flags at most one may be given.
+        """
+        group: argparse._ActionsContainer = self.add_argument_group(title)
+        if exclusive:
+            group = group.add_mutually_exclusive_group()
+        return lambda flag, **options: group.add_argument(flag, help=texts[flag], **options)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Return the arguments; exit with code 2 if they are wrong."""

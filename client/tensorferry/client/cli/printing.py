@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorferry.client.cli.values import FLOATS
+from tensorferry.client.messages.checks import FLOATS
 from tensorferry.client.messages.codec import InferenceResult
 from tensorferry.client.messages.printable import printable
 from tensorferry.protos import tensors
@@ -40,12 +40,6 @@ def table(result: InferenceResult, width: int) -> Iterator[str]:
 def heading(name: str, array: Array) -> str:
     """Return an output's name, datatype and shape."""
     return f"{printable(name)}  {tensors.datatype_of(array)} {list(array.shape)}"
-
-
-def parameter_lines(result: InferenceResult) -> Iterator[str]:
-    """Yield a line for each parameter of an answer."""
-    for key, value in result.parameters.items():
-        yield f"{printable(key)} = {value!r}"
 
 
 def json_text(result: InferenceResult) -> str:

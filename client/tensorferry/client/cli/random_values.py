@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tensorferry.client.cli.values import FLOATS, dtype_of, subject_of
 from tensorferry.client.errors import InvalidInput
-from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
+from tensorferry.client.load.requests import random_array
+from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata, subject_of
 from tensorferry.protos.tensors import Array
-
-_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
-_WORD = 8
 
 
 def random_inputs(
@@ -66,26 +62,3 @@ def random_shape(
         raise InvalidInput(subject, str(tensor), "no lengths for its open axes", change)
     length = 1 if rows is None else rows
     return (first if first >= 0 else length, *rest) if tensor.shape else ()
-
-
-def random_array(
-    tensor: TensorMetadata, shape: tuple[int, ...], model: str, generator: np.random.Generator
-) -> Array:
-    """Return random values: floats from 0 to 1, words of eight letters, all values of UINT8 and INT8.
-
-    Other integers are 0 or 1, because most of them are indices, masks or flags, which every model
-    accepts at these values.
-    """
-    dtype = dtype_of(tensor, subject_of(tensor, model))
-    if tensor.datatype == "BYTES":
-        count = math.prod(shape)
-        letters = generator.choice(_LETTERS, (count, _WORD))
-        words = np.empty(count, object)
-        words[:] = [letters[index].tobytes() for index in range(count)]
-        return words.reshape(shape)
-    if tensor.datatype in FLOATS:
-        return np.asarray(generator.random(shape)).astype(dtype)
-    if dtype.itemsize == 1 and dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return np.asarray(generator.integers(limits.min, limits.max, shape, dtype, endpoint=True))
-    return np.asarray(generator.integers(0, 2, shape)).astype(dtype)

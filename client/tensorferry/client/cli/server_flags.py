@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tensorferry.client.cli.parser import INTERRUPTED, CommandParser
 from tensorferry.client.connection.bearer import bearer
 from tensorferry.client.connection.channel import CallMetadata, Tls, call_metadata
 from tensorferry.client.connection.deadline import seconds_of
-from tensorferry.client.connection.target import TARGET_VARIABLE, check_target, default_targets
+from tensorferry.client.connection.target import DEFAULT_TARGET, TARGET_VARIABLE, check_target, targets_of
 from tensorferry.client.errors import InferenceError, InvalidInput, Unavailable
 from tensorferry.client.messages.printable import one_line
 from tensorferry.client.threads.client import InferenceClient
@@ -25,67 +25,46 @@ T = TypeVar("T")
 TOKEN_VARIABLE = "TENSORFERRY_TOKEN"
 
 
+# Help of the flags of a server.
+SERVER_HELP = {
+    "--target": f"address of the server (default: the environment variable {TARGET_VARIABLE}, otherwise {DEFAULT_TARGET})",
+    "--timeout": "longest wait for the answer; inf for no limit (default: %(default)s)",
+    "--header": "call metadata; may be repeated",
+    "--token-file": "file with a bearer token, or - for stdin "
+    f"(default: the environment variable {TOKEN_VARIABLE}, if it is set)",
+    "--token-over-plaintext": "send the token without TLS, though others on the network can read it",
+    "--tls": "use TLS; implied by each of the files below",
+    "--ca-file": "PEM file of the certificate authorities to trust (default: the system's)",
+    "--cert-file": "PEM file of the client's certificate, for mutual TLS",
+    "--key-file": "PEM file of the private key of --cert-file",
+}
+
+
 def server_parser(command: str, description: str) -> CommandParser:
     """Return the parser of a command that calls a server, with the flags that all of them have."""
-    parser = CommandParser(prog=f"tensorferry {command}", description=description, allow_abbrev=False)
-    server = parser.add_argument_group("server")
-    server.add_argument(
-        "--target",
-        type=target_address,
-        metavar="HOST:PORT",
-        help=f"address of the server (default: the environment variable {TARGET_VARIABLE}, otherwise {default_targets({})[0]})",
-    )
-    server.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=60.0,
-        metavar="SECONDS",
-        help="longest wait for the answer; inf for no limit (default: %(default)s)",
-    )
-    add_connection_flags(server)
+    parser = CommandParser(command, description)
+    add = parser.flags("server", SERVER_HELP)
+    add("--target", type=target_address, metavar="HOST:PORT")
+    add("--timeout", type=_seconds, default=60.0, metavar="SECONDS")
+    add_connection_flags(add)
     return parser
 
 
-def add_connection_flags(server: argparse._ArgumentGroup) -> None:
+def add_connection_flags(add: Callable[..., Any]) -> None:
     """Add the flags of metadata, token and TLS to a group of flags."""
-    server.add_argument(
-        "--header",
-        metavar="NAME=VALUE",
-        action="append",
-        type=_header,
-        default=[],
-        help="call metadata; may be repeated",
-    )
-    server.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help=f"file with a bearer token, or - for stdin (default: the environment variable {TOKEN_VARIABLE}, if it is set)",
-    )
-    server.add_argument(
-        "--token-over-plaintext",
-        action="store_true",
-        help="send the token without TLS, though others on the network can read it",
-    )
-    server.add_argument("--tls", action="store_true", help="use TLS; implied by each of the files below")
-    server.add_argument(
-        "--ca-file",
-        metavar="FILE",
-        help="PEM file of the certificate authorities to trust (default: the system's)",
-    )
-    server.add_argument(
-        "--cert-file", metavar="FILE", help="PEM file of the client's certificate, for mutual TLS"
-    )
-    server.add_argument("--key-file", metavar="FILE", help="PEM file of the private key of --cert-file")
+    add("--header", metavar="NAME=VALUE", action="append", type=_header, default=[])
+    add("--token-file", metavar="FILE")
+    add("--token-over-plaintext", action="store_true")
+    add("--tls", action="store_true")
+    for flag in ("--ca-file", "--cert-file", "--key-file"):
+        add(flag, metavar="FILE")
 
 
-def add_version(parser: CommandParser) -> None:
-    """Add --model-version."""
-    parser.add_argument(
-        "--model-version",
-        default="",
-        metavar="VERSION",
-        help="the model's version (default: the server's choice)",
-    )
+def add_model(parser: CommandParser) -> None:
+    """Add MODEL and --model-version."""
+    parser.add_argument("model", metavar="MODEL")
+    version_help = "the model's version (default: the server's choice)"
+    parser.add_argument("--model-version", default="", metavar="VERSION", help=version_help)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +77,8 @@ class ServerConnection:
 
 
 def connection_of(parser: CommandParser, arguments: argparse.Namespace) -> ServerConnection:
-    """Return the connection that the flags describe; exit with 2 if they do not fit together."""
-    try:
-        targets = (arguments.target,) if arguments.target else default_targets()
-    except InvalidInput as error:
-        parser.error(str(error))
+    """Return the connection that the flags describe; exit with 2, or raise InvalidInput, if they do not fit together."""
+    targets = targets_of(arguments.target)
     files = {f"--{name}-file": getattr(arguments, f"{name}_file") for name in ("ca", "cert", "key")}
     if (arguments.cert_file is None) != (arguments.key_file is None):
         given, missing = (
@@ -116,16 +92,9 @@ def connection_of(parser: CommandParser, arguments: argparse.Namespace) -> Serve
     if any(files.values()):
         tls = Tls(arguments.ca_file, arguments.cert_file, arguments.key_file)
     token = _token(parser, arguments.token_file)
-    try:
-        metadata = call_metadata(arguments.header) + bearer(
-            token,
-            targets,
-            secure=bool(tls),
-            over_plaintext=arguments.token_over_plaintext,
-        )
-    except InvalidInput as error:
-        parser.error(str(error))
-    return ServerConnection(targets, tls, metadata)
+    over_plaintext = arguments.token_over_plaintext
+    sent_token = bearer(token, targets, secure=bool(tls), over_plaintext=over_plaintext)
+    return ServerConnection(targets, tls, call_metadata(arguments.header) + sent_token)
 
 
 def call_server(
@@ -138,24 +107,11 @@ def call_server(
     InvalidInput exits with 2. Other errors of calls and of files return 1 after one line on stderr. Ctrl-C returns 130.
     """
     try:
-        return _called(parser, arguments, command)
+        connection = connection_of(parser, arguments)
+        with InferenceClient(connection.targets, tls=connection.tls, metadata=connection.metadata) as client:
+            command(client)
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _called(
-    parser: CommandParser,
-    arguments: argparse.Namespace,
-    command: Callable[[InferenceClient], None],
-) -> int:
-    connection = connection_of(parser, arguments)
-    try:
-        client = InferenceClient(connection.targets, tls=connection.tls, metadata=connection.metadata)
-    except InvalidInput as error:
-        parser.error(str(error))
-    try:
-        with client:
-            command(client)
     except InvalidInput as error:
         parser.error(str(error))
     except InferenceError as error:

@@ -49,30 +49,17 @@ def main(argv: Sequence[str]) -> int:
     Ctrl-C before the status is shown returns 130.
     """
     parser = CommandParser(
-        prog="tensorferry top",
-        description="Show what a running server does: rates, latencies, queues, and its last batches. q ends it.",
-        allow_abbrev=False,
+        "top", "Show what a running server does: rates, latencies, queues, and its last batches. q ends it."
     )
-    parser.add_argument(
-        "url",
-        metavar="URL",
-        nargs="?",
-        help=f"address of the server's metrics, as http://HOST:PORT or HOST:PORT (default: {_DEFAULT})",
-    )
-    parser.add_argument(
-        "--target", metavar="HOST:PORT", help="the same address as a flag, as in the other commands"
-    )
+    url_help = f"address of the server's metrics, as http://HOST:PORT or HOST:PORT (default: {_DEFAULT})"
+    parser.add_argument("url", metavar="URL", nargs="?", help=url_help)
+    same = "the same address as a flag, as in the other commands"
+    parser.add_argument("--target", metavar="HOST:PORT", help=same)
     parser.add_argument("--model", metavar="NAME", help="show this model alone")
-    parser.add_argument(
-        "--interval",
-        metavar="SECONDS",
-        type=_interval,
-        default=1.0,
-        help="time between two samples (default: 1)",
-    )
-    parser.add_argument(
-        "--once", action="store_true", help="take two samples, print them as plain text, and end"
-    )
+    between = "time between two samples (default: 1)"
+    parser.add_argument("--interval", metavar="SECONDS", type=_interval, default=1.0, help=between)
+    plain = "take two samples, print them as plain text, and end"
+    parser.add_argument("--once", action="store_true", help=plain)
     arguments = parser.parse(argv)
     try:
         if arguments.url is not None and arguments.target is not None:
@@ -192,7 +179,9 @@ def _watch(url: str, samples: StatusSamples, arguments: argparse.Namespace) -> N
             if problem:
                 ago = time.monotonic() - lost_since
                 shown = [f"NO ANSWER for {ago:.0f} s, older figures below: {problem}"[: size.columns], *shown]
-            _draw(shown, size.lines)
+            lines = "\n".join(line + _LINE_END for line in shown[: size.lines])
+            sys.stdout.write(_HOME + lines + _REST)
+            sys.stdout.flush()
             if keys(arguments.interval) in ("q", "Q", "\x03"):
                 return
             try:
@@ -201,12 +190,6 @@ def _watch(url: str, samples: StatusSamples, arguments: argparse.Namespace) -> N
             except StatusError as error:
                 lost_since = lost_since if problem else time.monotonic()
                 problem = one_line(str(error))
-
-
-def _draw(lines: Sequence[str], most: int) -> None:
-    shown = lines[:most]
-    sys.stdout.write(_HOME + "\n".join(line + _LINE_END for line in shown) + _REST)
-    sys.stdout.flush()
 
 
 @contextlib.contextmanager

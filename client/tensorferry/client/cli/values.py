@@ -16,27 +16,13 @@ import numpy as np
 
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages.arguments import shown
-from tensorferry.client.messages.metadata import TensorMetadata
+from tensorferry.client.messages.checks import FLOATS, dtype_for
+from tensorferry.client.messages.metadata import TensorMetadata, subject_of
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 
 # JSON has no numbers for these. The names are those of protobuf's JSON form.
 SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-FLOATS = ("FP16", "BF16", "FP32", "FP64")
-
-
-def subject_of(tensor: TensorMetadata, model: str) -> str:
-    """Return the name of an input for an error message."""
-    return f"input {tensor.name!r} of model {model!r}"
-
-
-def dtype_of(tensor: TensorMetadata, subject: str) -> np.dtype[Any]:
-    """Return the numpy dtype of an input's values; object for BYTES."""
-    try:
-        storage = tensors.datatype(tensor.datatype).storage
-        return tensors.values(np.empty(0, storage), tensor.datatype).dtype
-    except tensors.TensorError as error:
-        raise InvalidInput(subject, str(tensor), "a datatype that cannot be converted", str(error)) from None
 
 
 def array_of(value: object, tensor: TensorMetadata, model: str, shape: Sequence[int] | None = None) -> Array:
@@ -48,7 +34,7 @@ def array_of(value: object, tensor: TensorMetadata, model: str, shape: Sequence[
     `shape` states the shape of the value's elements.
     """
     subject = subject_of(tensor, model)
-    dtype = dtype_of(tensor, subject)
+    dtype = dtype_for(tensor, subject)
     if isinstance(value, np.ndarray):
         given, array = value.shape, _cast(value, tensor, dtype, subject)
     else:

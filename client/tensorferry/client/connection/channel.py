@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,10 @@ from typing import Any
 import grpc
 
 from tensorferry.client.errors import InvalidInput
-from tensorferry.client.messages.arguments import integer, pairs, shown
+from tensorferry.client.messages.arguments import content, integer, pairs, shown
 
 CallMetadata = tuple[tuple[str, str | bytes], ...]
 ChannelOptions = Sequence[tuple[str, str | int]]
-OpenChannel = Callable[[str, grpc.ChannelCredentials | None, list[tuple[str, str | int]]], Any]
 
 # Asks a tensorferry server to answer the requests of a stream in order of completion. Other
 # servers ignore it.
@@ -58,12 +57,8 @@ class Tls:
         'ChannelCredentials'
         """
         ca, cert, key = (
-            None if file is None else _read(name, file)
-            for name, file in (
-                ("ca_file", self.ca_file),
-                ("cert_file", self.cert_file),
-                ("key_file", self.key_file),
-            )
+            None if (file := getattr(self, name)) is None else content(f"tls {name}", "a PEM file", file)
+            for name in ("ca_file", "cert_file", "key_file")
         )
         return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
 
@@ -114,7 +109,7 @@ def channel_options(max_message_bytes: int, options: ChannelOptions) -> list[tup
     return list(ours.items())
 
 
-def stream_options(options: list[tuple[str, str | int]]) -> list[tuple[str, str | int]]:
+def stream_options(options: ChannelOptions) -> list[tuple[str, str | int]]:
     """Return the options of the channel for streams.
 
     Core's retries are always off there. With them a stream can hang beyond its timeout if the
@@ -147,24 +142,10 @@ def call_metadata(metadata: Sequence[tuple[str, str | bytes]]) -> CallMetadata:
     return tuple(checked)
 
 
-def _read(name: str, file: str | Path) -> bytes:
-    try:
-        return Path(file).read_bytes()
-    except (OSError, TypeError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InvalidInput(
-            f"tls {name}", "a PEM file", f"{file!r} ({reason})", "name a file that can be read"
-        ) from None
-
-
-def opener(api: Any) -> OpenChannel:
-    """Return the function that opens a channel: for threads with `grpc`, for the running event loop with `grpc.aio`."""
-
-    def open_channel(
-        target: str, credentials: grpc.ChannelCredentials | None, options: list[tuple[str, str | int]]
-    ) -> Any:
-        if credentials is None:
-            return api.insecure_channel(target, options=options)
-        return api.secure_channel(target, credentials, options=options)
-
-    return open_channel
+def open_channel(
+    api: Any, target: str, credentials: grpc.ChannelCredentials | None, options: ChannelOptions
+) -> Any:
+    """Return a channel: for threads with `grpc` as `api`, for the running event loop with `grpc.aio`."""
+    if credentials is None:
+        return api.insecure_channel(target, options=options)
+    return api.secure_channel(target, credentials, options=options)

@@ -11,7 +11,7 @@ import grpc
 from tensorferry.client.connection.channel import CallMetadata, call_metadata
 from tensorferry.client.connection.deadline import Deadline
 from tensorferry.client.connection.propagation import with_context
-from tensorferry.client.errors import InvalidInput
+from tensorferry.client.errors import DeadlineExceeded, InvalidInput
 from tensorferry.client.messages.arguments import shown
 
 Compression = Literal["none", "gzip", "deflate"]
@@ -48,8 +48,12 @@ class CallContext:
 
     def options(self, extra: CallMetadata = ()) -> dict[str, Any]:
         """Return grpcio's options of the next attempt; raise DeadlineExceeded if no time is left."""
+        left = self.deadline.left()
+        if left == 0:
+            text = "the timeout passed before the request was sent"
+            raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, text, self.request_id)
         return {
-            "timeout": self.deadline.for_call(self.request_id),
+            "timeout": left,
             "metadata": with_context(self.metadata + extra),
             "compression": self.compression,
         }

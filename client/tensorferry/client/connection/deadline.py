@@ -7,9 +7,7 @@ import time
 from dataclasses import dataclass
 from numbers import Real
 
-import grpc
-
-from tensorferry.client.errors import DeadlineExceeded, InvalidInput
+from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages.arguments import shown
 
 # About 31 years. gRPC cannot encode much longer timeouts, so these count as no limit.
@@ -51,11 +49,3 @@ class Deadline:
     def left(self) -> float | None:
         """Return the remaining seconds; None without a deadline."""
         return None if self.at is None else max(0.0, self.at - time.monotonic())
-
-    def for_call(self, request_id: str = "") -> float | None:
-        """Return the timeout of the next call; raise DeadlineExceeded if no time is left."""
-        left = self.left()
-        if left == 0:
-            text = "the timeout passed before the request was sent"
-            raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, text, request_id)
-        return left

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -11,7 +10,7 @@ import numpy as np
 from tensorferry.client.connection.cuda_memory import CudaMemory
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages import arguments
-from tensorferry.client.messages.codec import InferenceResult, Parameter
+from tensorferry.client.messages.codec import Answer, InferenceResult
 from tensorferry.client.messages.shared_layout import Place
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
@@ -135,7 +134,7 @@ class DeviceArray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeviceResult(Mapping[str, DeviceArray]):
+class DeviceResult(Answer[DeviceArray]):
     """One answer in memory of a GPU: a mapping from output name to `DeviceArray`.
 
     The other fields are those of `InferenceResult`. The next `infer` overwrites the outputs.
@@ -145,21 +144,6 @@ class DeviceResult(Mapping[str, DeviceArray]):
     ...     sorted(result), result.id, result["label"]
     (['label', 'probabilities'], 'a', DeviceArray(int64 [2] on GPU 0))
     """
-
-    model_name: str
-    model_version: str
-    id: str
-    parameters: Mapping[str, Parameter]
-    outputs: Mapping[str, DeviceArray]
-
-    def __getitem__(self, name: str) -> DeviceArray:
-        return self.outputs[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.outputs)
-
-    def __len__(self) -> int:
-        return len(self.outputs)
 
     def numpy(self) -> InferenceResult:
         """Return the result with copies of the outputs in numpy arrays.
@@ -171,9 +155,3 @@ class DeviceResult(Mapping[str, DeviceArray]):
         """
         copies = {name: array.numpy() for name, array in self.outputs.items()}
         return InferenceResult(self.model_name, self.model_version, self.id, self.parameters, copies)
-
-
-def device_result(head: InferenceResult, memory: CudaMemory, places: list[Place]) -> DeviceResult:
-    """Return the result with these outputs in memory of a GPU; `head` is the result without outputs."""
-    outputs = {place.name: DeviceArray(memory, place) for place in places}
-    return DeviceResult(head.model_name, head.model_version, head.id, head.parameters, outputs)

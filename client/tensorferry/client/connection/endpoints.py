@@ -13,11 +13,11 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import grpc
 
-from tensorferry.client.connection import channel
-from tensorferry.client.connection.channel import OpenChannel
+from tensorferry.client.connection.channel import ChannelOptions, open_channel, stream_options
 from tensorferry.client.connection.target import address_list
 from tensorferry.protos import inference_pb2_grpc
 
@@ -38,14 +38,10 @@ class Connection:
     """Channels to one endpoint: one for calls, one for streams. Each connects with its first call."""
 
     def __init__(
-        self,
-        target: str,
-        open_channel: OpenChannel,
-        credentials: grpc.ChannelCredentials | None,
-        options: list[tuple[str, str | int]],
+        self, api: Any, target: str, credentials: grpc.ChannelCredentials | None, options: ChannelOptions
     ) -> None:
-        self.channel = open_channel(target, credentials, options)
-        self.stream_channel = open_channel(target, credentials, channel.stream_options(options))
+        self.channel = open_channel(api, target, credentials, options)
+        self.stream_channel = open_channel(api, target, credentials, stream_options(options))
         self.stub = inference_pb2_grpc.GRPCInferenceServiceStub(self.channel)
         self.stream_stub = inference_pb2_grpc.GRPCInferenceServiceStub(self.stream_channel)
 
@@ -149,24 +145,21 @@ class Endpoints:
 
 def open_endpoints(
     targets: Sequence[str],
-    open_channel: OpenChannel,
     credentials: grpc.ChannelCredentials | None,
-    options: list[tuple[str, str | int]],
-    connections: int = 1,
+    options: ChannelOptions,
+    connections: int,
+    api: Any,
 ) -> Endpoints:
-    """Return the endpoints of the targets; `options` overrides what balancing adds."""
-    extra: list[tuple[str, str | int]] = []
+    """Return the endpoints of the targets; `options` overrides what balancing adds. `api` is `grpc` or `grpc.aio`."""
+    extra: ChannelOptions = ()
     if len(targets) > 1:
         addresses = None if credentials is not None else address_list(targets)
         if addresses is not None:
             targets, extra = [addresses], [("grpc.lb_policy_name", "round_robin")]
         else:
             extra = [("grpc.min_reconnect_backoff_ms", _CONNECT_MS)]
-    given = {name for name, _ in options}
-    options = options + [option for option in extra if option[0] not in given]
-    openers = [
-        functools.partial(Connection, target, open_channel, credentials, options) for target in targets
-    ]
+    options = list({**dict(extra), **dict(options)}.items())
+    openers = [functools.partial(Connection, api, target, credentials, options) for target in targets]
     return Endpoints(openers, connections)
 
 

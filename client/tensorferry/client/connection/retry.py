@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tensorferry.client import errors
 from tensorferry.client.connection.endpoints import Connection, Endpoints
 from tensorferry.client.errors import InferenceError, InvalidInput, ResourceExhausted, Unavailable
 from tensorferry.client.messages.arguments import integer, shown
-from tensorferry.client.messages.several_answers import takes_several
+from tensorferry.client.messages.several_answers import of_sequence, takes_several
 from tensorferry.protos import inference_pb2 as pb
 
 # Attempts of a call after UNAVAILABLE, and the shortest pause in seconds if the server names none.
@@ -32,7 +33,6 @@ _STARTING_PAUSE = 0.5
 # Trailer of a tensorferry server with UNAVAILABLE. Proxies and gRPC core create that status
 # themselves when a server has ended, without this trailer.
 ANSWERED_KEY = "tensorferry-answered"
-_PUSHBACK_KEY = "grpc-retry-pushback-ms"
 # Prefixes of core's messages for a call that found no connection.
 _NEVER_SENT = (
     "failed to connect to all addresses",
@@ -41,8 +41,6 @@ _NEVER_SENT = (
     "errors resolving ",
     "empty address list",
 )
-# Prefix of the parameters of sequence requests, whose model keeps state between requests.
-_SEQUENCE = "sequence_"
 _REGISTRATIONS = (pb.SystemSharedMemoryRegisterRequest, pb.CudaSharedMemoryRegisterRequest)
 
 
@@ -78,13 +76,12 @@ class Retry:
 
 
 DEFAULT_RETRY = Retry()
-NEVER = Retry(attempts=1)
 
 
 def retry_of(retry: object) -> Retry:
     """Check the caller's argument; None means no retries."""
     if retry is None:
-        return NEVER
+        return Retry(attempts=1)
     if not isinstance(retry, Retry):
         raise InvalidInput(
             "retry", "a Retry, or None", shown(retry), "write Retry(attempts=3), or None for never"
@@ -95,14 +92,13 @@ def retry_of(retry: object) -> Retry:
 def is_repeatable(request: object) -> bool:
     """Return whether a call may be repeated even if a server has run it, wholly or in part.
 
-    False for requests of a sequence, and those with several answers. False for registrations of shared memory, because a
-    second one fails with ALREADY_EXISTS. All other calls have the same effect if they run twice.
+    False for requests of a sequence, and those with several answers. False for registrations of shared
+    memory, because a second one fails with ALREADY_EXISTS. All other calls have the same effect if they
+    run twice.
     """
-    if isinstance(request, _REGISTRATIONS):
-        return False
-    return not isinstance(request, pb.ModelInferRequest) or not (
-        takes_several(request) or any(name.startswith(_SEQUENCE) for name in request.parameters)
-    )
+    if not isinstance(request, pb.ModelInferRequest):
+        return not isinstance(request, _REGISTRATIONS)
+    return not (takes_several(request) or of_sequence(request))
 
 
 class AttemptEnd(enum.Enum):
@@ -118,11 +114,10 @@ class AttemptEnd(enum.Enum):
 
 def attempt_end(call: Any, error: InferenceError) -> AttemptEnd:
     """Classify a call of grpcio that failed with this error."""
-    # As pairs, because `dict` cannot take the asyncio metadata of older grpcio versions.
-    trailers = dict(list(call.trailing_metadata() or ()))
+    trailers = errors.by_key(call.trailing_metadata())
     if error.retry_after is not None:
         return AttemptEnd.ANSWERED
-    if _PUSHBACK_KEY in trailers:
+    if errors.PUSHBACK_KEY in trailers:
         return AttemptEnd.FINAL
     if ANSWERED_KEY in trailers:
         return AttemptEnd.ANSWERED
@@ -141,11 +136,6 @@ class RetryBudget:
         # Guards _left.
         self._lock = threading.Lock()
         self._left = retry.budget
-
-    @property
-    def possible(self) -> bool:
-        """Whether retries are enabled."""
-        return self._retry.attempts > 1
 
     def answered(self) -> None:
         """Record an answer."""
@@ -208,21 +198,23 @@ class Attempts:
         `call` is grpcio's call of the last attempt; None for a refusal inside a stream.
         """
         shortest = _PAUSE
-        if isinstance(error, Unavailable) and call is not None:
-            ending = attempt_end(call, error)
-            if ending in (AttemptEnd.NEVER_SENT, AttemptEnd.UNKNOWN) and self.connection is not None:
-                others = self._endpoints.failed(self.connection, sent=ending is AttemptEnd.UNKNOWN)
-                if ending is AttemptEnd.NEVER_SENT and others and left != 0:
-                    # Not a retry, because no server has seen the request.
-                    return 0.0
-            if ending is AttemptEnd.FINAL or (ending is AttemptEnd.UNKNOWN and not self._repeatable):
-                return None
-            if ending is AttemptEnd.NEVER_SENT and self._endpoints.of_processes:
-                # All processes of the server may be starting.
-                shortest = _STARTING_PAUSE
-            if ending is AttemptEnd.UNKNOWN:
-                # At most one more attempt, because each may crash a server.
-                self._repeatable = False
+        if isinstance(error, Unavailable) and call is not None and self.connection is not None:
+            match attempt_end(call, error):
+                case AttemptEnd.FINAL:
+                    return None
+                case AttemptEnd.NEVER_SENT:
+                    if self._endpoints.failed(self.connection, sent=False) and left != 0:
+                        # Not a retry, because no server has seen the request.
+                        return 0.0
+                    if self._endpoints.of_processes:
+                        # All processes of the server may be starting.
+                        shortest = _STARTING_PAUSE
+                case AttemptEnd.UNKNOWN:
+                    self._endpoints.failed(self.connection, sent=True)
+                    if not self._repeatable:
+                        return None
+                    # At most one more attempt, because each may crash a server.
+                    self._repeatable = False
         delay = self._retries.delay(error, self._made, left, shortest)
         self._made += 1
         return delay

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from urllib.parse import unquote
 
 from tensorferry.client.errors import InvalidInput
@@ -18,22 +18,19 @@ _EXPECTED = "'host:port'"
 _WITH_PORTS = ("dns", "ipv4", "ipv6")
 _WITHOUT_PORTS = ("unix", "unix-abstract", "vsock", "xds", "google-c2p")
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/?#@,\[\]]+):([0-9]{1,5})", re.ASCII)
-_EXAMPLE = "127.0.0.1:8001"
+# Address of a server with its default options, and the example in error messages.
+DEFAULT_TARGET = "127.0.0.1:8001"
 # Longest target in characters. A list may have thousands of addresses.
 _LONGEST = 100_000
 # Longest part of a target in an error message, in characters.
 _SHOWN = 200
 
 
-def default_targets(variables: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return the targets of TENSORFERRY_TARGET, or the server's default address; raise InvalidInput if one is wrong.
-
-    Commas separate targets. An empty variable counts as unset. `variables` are the process's
-    environment by default.
-    """
-    text = (os.environ if variables is None else variables).get(TARGET_VARIABLE)
+def _targets_of_environment() -> tuple[str, ...]:
+    # Commas separate targets. An empty variable counts as unset.
+    text = os.environ.get(TARGET_VARIABLE)
     if not text:
-        return (_EXAMPLE,)
+        return (DEFAULT_TARGET,)
     # In a target with a scheme, commas separate its addresses.
     has_scheme = text.partition(":")[0] in _WITH_PORTS + _WITHOUT_PORTS
     try:
@@ -45,17 +42,19 @@ def default_targets(variables: Mapping[str, str] | None = None) -> tuple[str, ..
 
 
 def targets_of(target: object) -> tuple[str, ...]:
-    """Return the targets of a client: one or several given, or those of the environment for None.
+    """Return the targets of a client: one or several given. None takes those of TENSORFERRY_TARGET, or the default.
 
     Raises InvalidInput with a correction if gRPC could never reach one of them.
     """
     if target is None:
-        return default_targets()
+        return _targets_of_environment()
     if not isinstance(target, (list, tuple)):
         return (check_target(target),)
     if not target:
         expected = f"{_EXPECTED}, or a list of them"
-        raise InvalidInput("target", expected, "an empty list", f"write ['{_EXAMPLE}'], or leave it out")
+        raise InvalidInput(
+            "target", expected, "an empty list", f"write ['{DEFAULT_TARGET}'], or leave it out"
+        )
     return tuple(check_target(one) for one in target)
 
 
@@ -79,12 +78,12 @@ def address_list(targets: Sequence[str]) -> str | None:
 
 def check_target(target: object) -> str:
     """Return the target; raise InvalidInput with a correction if gRPC could never reach it."""
-    if not isinstance(target, str):
-        raise _refused(target, _change_of_other(target))
-    if not target or len(target) > _LONGEST or not target.strip().isprintable():
-        raise _refused(target, f"write the server's address, such as '{_EXAMPLE}'")
+    if isinstance(target, bytes):
+        raise _refused(target, f"write {target.decode(errors='replace')!r}")
+    if not isinstance(target, str) or not 0 < len(target) <= _LONGEST or not target.strip().isprintable():
+        raise _refused(target, f"write the server's address, such as '{DEFAULT_TARGET}'")
     if target != target.strip():
-        raise _refused(target, f"write '{target.strip() or _EXAMPLE}'")
+        raise _refused(target, f"write '{target.strip() or DEFAULT_TARGET}'")
     scheme, colon, rest = target.partition(":")
     if colon and scheme in _WITHOUT_PORTS:
         if not rest.strip("/"):
@@ -116,7 +115,9 @@ def _check_address(target: str, address: str, scheme: str = "") -> None:
         try:
             ipaddress.ip_address(host)
         except ValueError:
-            raise _refused(target, f"{host!r} is no IP address; write one such as '{_EXAMPLE}'") from None
+            raise _refused(
+                target, f"{host!r} is no IP address; write one such as '{DEFAULT_TARGET}'"
+            ) from None
 
 
 def _with_port(address: str) -> str:
@@ -135,14 +136,8 @@ def _with_port(address: str) -> str:
     return f"{host or '127.0.0.1'}:{number}"
 
 
-def _change_of_other(target: object) -> str:
-    if isinstance(target, bytes):
-        return f"write {target.decode(errors='replace')!r}"
-    return f"write the server's address, such as '{_EXAMPLE}'"
-
-
 def _refused(target: object, change: str) -> InvalidInput:
     received = repr(target) if isinstance(target, str) and len(target) < _SHOWN else shown(target)
     if len(change) > 2 * _SHOWN:
-        change = f"write an address such as '{_EXAMPLE}'"
+        change = f"write an address such as '{DEFAULT_TARGET}'"
     return InvalidInput("target", _EXPECTED, received, change)

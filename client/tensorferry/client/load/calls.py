@@ -11,13 +11,14 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from tensorferry.client.connection.channel import COMPLETION_ORDER, CallMetadata
+from tensorferry.client.errors import STATUS_PARAMETER
 from tensorferry.protos import inference_pb2 as pb
 
 UNARY_METHOD = "/inference.GRPCInferenceService/ModelInfer"
@@ -28,7 +29,6 @@ Failure = tuple[str, str]
 # Called once for each call, on any thread: with None for an answer, otherwise with the failure.
 Done = Callable[[Failure | None], None]
 
-_STATUS_PARAMETER = "tensorferry_status"
 _FOREIGN = (
     "a message of the stream answers no request, so the server may have other streams: leave out --stream"
 )
@@ -36,7 +36,7 @@ _LATE = ("DEADLINE_EXCEEDED", "no answer within the timeout (measured by the cli
 
 
 class Calls(ABC):
-    """Starts calls. Thread-safe. Only calls that gRPC does not end itself need more than `start`."""
+    """Starts calls on one channel. Thread-safe. Only calls that gRPC does not end itself need more than `start`."""
 
     @abstractmethod
     def start(self, body: bytes, done: Done) -> None:
@@ -47,27 +47,6 @@ class Calls(ABC):
 
     def close(self) -> None:  # noqa: B027
         """End calls in progress. No call may be started afterwards."""
-
-
-class CallsInTurn(Calls):
-    """Calls on several channels in turn."""
-
-    def __init__(self, calls: Sequence[Calls]) -> None:
-        self._calls, self._turns = calls, itertools.cycle(calls)
-
-    def start(self, body: bytes, done: Done) -> None:
-        """Send a request on the next channel."""
-        next(self._turns).start(body, done)
-
-    def expire(self) -> None:
-        """End the late calls of all channels."""
-        for calls in self._calls:
-            calls.expire()
-
-    def close(self) -> None:
-        """End the calls of all channels."""
-        for calls in self._calls:
-            calls.close()
 
 
 class UnaryCalls(Calls):
@@ -178,9 +157,8 @@ class StreamCalls(Calls):
         if time.monotonic() - begun > self._timeout:
             done(_LATE)
         elif answer.error_message:
-            parameters = answer.infer_response.parameters
-            named = parameters[_STATUS_PARAMETER].string_param if _STATUS_PARAMETER in parameters else ""
-            done((named or "UNKNOWN", answer.error_message))
+            code_name = answer.infer_response.parameters[STATUS_PARAMETER].string_param
+            done((code_name or "UNKNOWN", answer.error_message))
         else:
             done(None)
         return None

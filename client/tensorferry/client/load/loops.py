@@ -22,11 +22,13 @@ _NOT_SENT = ("NOT_SENT", f"{MOST_IN_FLIGHT} requests of one load process were in
 class Loop:
     """Requests in flight, and a tally of those whose time lies in the measurement, from `begin` until `end`.
 
-    Thread-safe.
+    The channels of `calls` take turns. Thread-safe.
     """
 
-    def __init__(self, calls: Calls, begin: float, end: float, clock: Clock = time.monotonic) -> None:
-        self._calls, self._clock = calls, clock
+    def __init__(
+        self, calls: Sequence[Calls], begin: float, end: float, clock: Clock = time.monotonic
+    ) -> None:
+        self._turns, self._clock = itertools.cycle(calls), clock
         self.begin, self.end = begin, end
         # Guards _in_flight and _tally. No call and no callback while holding it.
         self._lock = threading.Lock()
@@ -72,7 +74,7 @@ class ClosedLoop(Loop):
 
     def __init__(
         self,
-        calls: Calls,
+        calls: Sequence[Calls],
         begin: float,
         end: float,
         bodies: Iterator[bytes],
@@ -94,7 +96,7 @@ class ClosedLoop(Loop):
         if body is None:
             self._left()
         else:
-            self._calls.start(body, functools.partial(self._done, now))
+            next(self._turns).start(body, functools.partial(self._done, now))
 
     def _done(self, sent: float, failure: Failure | None) -> None:
         now = self._clock()
@@ -112,7 +114,7 @@ class OpenLoop(Loop):
 
     def __init__(
         self,
-        calls: Calls,
+        calls: Sequence[Calls],
         begin: float,
         end: float,
         bodies: Mapping[int, Sequence[bytes]],
@@ -141,7 +143,7 @@ class OpenLoop(Loop):
                 self._in_flight += sendable
             if sendable:
                 done = functools.partial(self._done, intended, arrival.rows)
-                self._calls.start(next(self._bodies[arrival.rows]), done)
+                next(self._turns).start(next(self._bodies[arrival.rows]), done)
             else:
                 self._ended(intended, 0.0, 0, _NOT_SENT)
         self._left()

@@ -16,7 +16,7 @@ import grpc
 
 from tensorferry.client.connection import channel
 from tensorferry.client.errors import InferenceError
-from tensorferry.client.load.calls import Calls, CallsInTurn, StreamCalls, UnaryCalls
+from tensorferry.client.load.calls import Calls, StreamCalls, UnaryCalls
 from tensorferry.client.load.loops import ClosedLoop, Loop, OpenLoop
 from tensorferry.client.load.records import LoadError, Part, Tally, Target
 
@@ -54,24 +54,25 @@ def open_channel(target: Target) -> Any:
     """Return a channel to a server, without retries, which would hide failures. InvalidInput for unusable files."""
     credentials = channel.channel_credentials(target.tls, None)
     options = channel.channel_options(channel.DEFAULT_MAX_MESSAGE_BYTES, ())
-    return channel.opener(grpc)(target.address, credentials, channel.stream_options(options))
+    return channel.open_channel(grpc, target.address, credentials, channel.stream_options(options))
 
 
 @contextlib.contextmanager
-def opened(target: Target, connections: int) -> Iterator[Calls]:
-    """Connect, and yield the calls; raise grpc.FutureTimeoutError if there is no connection in time."""
+def opened(target: Target, connections: int) -> Iterator[list[Calls]]:
+    """Connect, and yield the calls of each connection; raise grpc.FutureTimeoutError if there is no connection in time."""
     with contextlib.ExitStack() as stack:
         channels = [stack.enter_context(open_channel(target)) for _ in range(connections)]
         for made in channels:
             grpc.channel_ready_future(made).result(target.connect_timeout)
         kind = StreamCalls if target.stream else UnaryCalls
-        calls = CallsInTurn([kind(made, target.metadata, target.timeout) for made in channels])
-        stack.callback(calls.close)
+        calls: list[Calls] = [kind(made, target.metadata, target.timeout) for made in channels]
+        for each in calls:
+            stack.callback(each.close)
         yield calls
 
 
 def run(
-    part: Part, calls: Calls, bodies: Bodies, connection: Connection, begin: float, patience: float
+    part: Part, calls: Sequence[Calls], bodies: Bodies, connection: Connection, begin: float, patience: float
 ) -> None:
     """Run one step that begins with the warm-up at `begin`, and send its tallies.
 
@@ -93,9 +94,9 @@ def run(
     # With a duration the last request may be sent before its end.
     for tally in _tallies(loop, _sleep if part.requests is None else loop.wait):
         connection.send(tally)
-        calls.expire()
+        _expire(calls)
     loop.wait(patience)
-    calls.expire()
+    _expire(calls)
     connection.send(loop.take())
 
 
@@ -117,6 +118,11 @@ def _tallies(loop: Loop, has_ended: Callable[[float], bool]) -> Iterator[Tally]:
         # Several threads can wait at the same time, and a thread that ended takes its time with it.
         tally.waited = min(tally.seconds, max(0.0, waited - before[2]))
         yield tally
+
+
+def _expire(calls: Sequence[Calls]) -> None:
+    for each in calls:
+        each.expire()
 
 
 def _sleep(seconds: float) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,29 +11,29 @@ import numpy as np
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages import codec
 from tensorferry.client.messages.arguments import quoted
+from tensorferry.client.messages.checks import FLOATS, dtype_for
 from tensorferry.client.messages.codec import Parameter
-from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
+from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata, subject_of
 from tensorferry.protos.tensors import Array
 
 # Different random requests that are sent in turn, and the bytes that all of one number of rows may take.
 _RANDOM_REQUESTS, _MOST_BYTES = 16, 64 << 20
-
-# Returns random values of an input's datatype, of this shape.
-Draw = Callable[[TensorMetadata, tuple[int, ...], np.random.Generator], Array]
+# Of random BYTES.
+_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
+_WORD = 8
 
 
 @dataclass
 class RequestMaker:
     """Requests for one model with any number of rows.
 
-    `arrays` are inputs from files; `draw` makes the other inputs, of `shapes` where the metadata
-    leaves dimensions open. Raises InvalidInput if something does not fit the model. Rows are on
+    `arrays` are inputs from files; the other inputs are random, of `shapes` where the metadata leaves
+    dimensions open. Raises InvalidInput if something does not fit the model. Rows are on
     axis 0 if the metadata leaves that axis open in every input. Not thread-safe.
     """
 
     model: ModelMetadata
     version: str
-    draw: Draw
     arrays: Mapping[str, Array] = field(default_factory=dict)
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
@@ -78,7 +79,7 @@ class RequestMaker:
     def _part(self, tensor: TensorMetadata, rows: int, at: int) -> Array:
         array = self.arrays.get(tensor.name)
         if array is None:
-            return self.draw(tensor, self._shape_of(tensor, rows), self._random)
+            return random_array(tensor, self._shape_of(tensor, rows), self.model.name, self._random)
         if not self._by_rows or not array.ndim:
             return array
         if not len(array):
@@ -109,3 +110,26 @@ class RequestMaker:
             got = ",".join(map(str, given[1:] if head and len(given) > 1 else given))
             raise InvalidInput(f"--shape {tensor.name}", what, got, "give one number for each dimension")
         return tuple(given)
+
+
+def random_array(
+    tensor: TensorMetadata, shape: tuple[int, ...], model: str, generator: np.random.Generator
+) -> Array:
+    """Return random values: floats from 0 to 1, words of eight letters, all values of UINT8 and INT8.
+
+    Other integers are 0 or 1, because most of them are indices, masks or flags, which every model
+    accepts at these values.
+    """
+    dtype = dtype_for(tensor, subject_of(tensor, model))
+    if tensor.datatype == "BYTES":
+        count = math.prod(shape)
+        letters = generator.choice(_LETTERS, (count, _WORD))
+        words = np.empty(count, object)
+        words[:] = [letters[index].tobytes() for index in range(count)]
+        return words.reshape(shape)
+    if tensor.datatype in FLOATS:
+        return np.asarray(generator.random(shape)).astype(dtype)
+    if dtype.itemsize == 1 and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return np.asarray(generator.integers(limits.min, limits.max, shape, dtype, endpoint=True))
+    return np.asarray(generator.integers(0, 2, shape)).astype(dtype)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tensorferry.client.load.result_file import PERCENTILES, Difference, Document, label_of
 from tensorferry.client.load.results import Interval
 from tensorferry.client.load.steps import Step
-from tensorferry.client.messages.printable import one_line
+from tensorferry.client.messages.printable import aligned, one_line
 
 _LONGEST_MESSAGE = 200
 
@@ -67,7 +67,7 @@ def table(contents: Document) -> list[str]:
             cells |= {name: seconds_text(side.get(f"{name}_seconds")) for name in ("queue", "compute")}
             cells["batch"] = "-" if batch is None else f"{batch:.1f}"
         lines.append(cells)
-    return _aligned([tuple(lines[0]), *(tuple(cells.values()) for cells in lines)])
+    return aligned([tuple(lines[0]), *(tuple(cells.values()) for cells in lines)])
 
 
 def errors_and_warnings(contents: Document) -> list[str]:
@@ -108,15 +108,4 @@ def comparison_table(differences: Sequence[Difference], other_name: str) -> list
         change = "-" if one.change is None else f"{one.change:+.1%}"
         caution = "within the spread of the intervals" if one.within_spread else ""
         lines.append((one.step, one.figure, text(one.other), text(one.this), change, caution))
-    return [f"compared with {other_name}:", *_aligned(lines, left=(0, 1, 5))]
-
-
-def _aligned(lines: Sequence[tuple[str, ...]], left: Sequence[int] = ()) -> list[str]:
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
+    return [f"compared with {other_name}:", *aligned(lines, left=(0, 1, 5))]

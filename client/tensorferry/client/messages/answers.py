@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
@@ -16,6 +16,7 @@ from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.messages.arguments import quoted
 from tensorferry.client.messages.chunks import MAX_ROWS
+from tensorferry.client.messages.codec import Answer
 from tensorferry.client.messages.metadata import ModelMetadata
 from tensorferry.client.messages.several_answers import takes_several
 from tensorferry.protos import inference_pb2 as pb
@@ -43,27 +44,7 @@ class DeclaredOutputs:
     inputs_with_rows: frozenset[str]
 
 
-class Answer(Protocol):
-    """An answer with arrays in memory of this process, or of a GPU."""
-
-    @property
-    def model_name(self) -> str:
-        """Name of the model."""
-
-    @property
-    def model_version(self) -> str:
-        """Version of the model."""
-
-    @property
-    def id(self) -> str:
-        """Id of the request."""
-
-    @property
-    def outputs(self) -> Mapping[str, Any]:
-        """Arrays with `shape` and `dtype`, by name."""
-
-
-def check(request: pb.ModelInferRequest, answer: Answer) -> None:
+def check(request: pb.ModelInferRequest, answer: Answer[Any]) -> None:
     """Raise Internal if the id, the model, its version or the outputs are not those of the request."""
     if answer.id != request.id and answer.id and request.id:
         change = "leave request_id out if the server chooses ids of its own"
@@ -108,7 +89,7 @@ def declared_outputs(metadata: ModelMetadata) -> DeclaredOutputs | None:
 
 
 def difference(
-    request: pb.ModelInferRequest, answer: Answer, declared: DeclaredOutputs
+    request: pb.ModelInferRequest, answer: Answer[Any], declared: DeclaredOutputs
 ) -> InferenceError | None:
     """Return the error for an output whose name, datatype or rows are not those of the metadata; None if all fit."""
     classified: Sequence[str] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tensorferry.client.errors import InvalidInput
@@ -65,6 +66,16 @@ def mapping(subject: str, value: object, change: str) -> Mapping[Any, Any]:
     for key in value:
         text(f"each name in {subject}", key)
     return value
+
+
+def content(subject: str, expected: str, file: Any) -> bytes:
+    """Return the content of a file, by its name; raise InvalidInput if it cannot be read."""
+    try:
+        return Path(file).read_bytes()
+    except (OSError, TypeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        change = "name a file that can be read"
+        raise InvalidInput(subject, expected, f"{file!r} ({reason})", change) from None
 
 
 def integer(subject: str, value: object, least: int, most: int) -> int:

@@ -7,6 +7,7 @@ received and what to change.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +15,11 @@ from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages import frames
 from tensorferry.client.messages.arguments import quoted
 from tensorferry.client.messages.frames import Frame
-from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata, check_names
+from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata, check_names, subject_of
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 
-_FLOATS = ("FP16", "FP32", "FP64", "BF16")
+FLOATS = ("FP16", "FP32", "FP64", "BF16")
 
 
 def check_inputs(inputs: Mapping[str, object], model: ModelMetadata) -> dict[str, Array]:
@@ -62,6 +63,19 @@ def check_outputs(outputs: Iterable[str], model: ModelMetadata) -> None:
         )
 
 
+def dtype_of(datatype: str) -> np.dtype[Any]:
+    """Return the numpy dtype of a datatype, object for BYTES; raise TensorError for none, or for BF16 without ml_dtypes."""
+    return tensors.values(np.empty(0, tensors.datatype(datatype).storage), datatype).dtype
+
+
+def dtype_for(tensor: TensorMetadata, subject: str) -> np.dtype[Any]:
+    """Return the numpy dtype of an input; raise InvalidInput if there is none."""
+    try:
+        return dtype_of(tensor.datatype)
+    except tensors.TensorError as error:
+        raise InvalidInput(subject, str(tensor), "a datatype that cannot be converted", str(error)) from None
+
+
 def array_of(name: str, value: object) -> Array:
     """Convert a value to an array without metadata; numpy chooses the dtype."""
     array = _as_array(value, f"input {name!r}", "an array")
@@ -88,11 +102,14 @@ def _undeclared(inputs: Mapping[str, object], model: ModelMetadata) -> dict[str,
 
 
 def _check_input(value: object, tensor: TensorMetadata, model_name: str) -> Array:
-    subject = f"input {tensor.name!r} of model {model_name!r}"
+    subject = subject_of(tensor, model_name)
     if tensor.datatype not in tensors.DATATYPES:
         change = "the server is wrong about its model; check=False sends an array as it is"
         raise InvalidInput(subject, "a datatype of the protocol", repr(tensor.datatype), change)
-    if isinstance(value, (list, tuple, bool, int, float, complex, str, bytes)) and not isinstance(
+    array: Array
+    if type(value) is np.ndarray:
+        array = value
+    elif isinstance(value, (list, tuple, bool, int, float, complex, str, bytes)) and not isinstance(
         value, np.generic
     ):
         array = _from_python(value, tensor, subject)
@@ -107,10 +124,14 @@ def _check_input(value: object, tensor: TensorMetadata, model_name: str) -> Arra
 
 
 def _from_columns(columns: Mapping[str, Array], tensor: TensorMetadata, model: ModelMetadata) -> Array:
-    frames.check_rows(columns, tensor, model)
+    whole = subject_of(tensor, model.name)
+    sizes = sorted({len(values) for values in columns.values()})
+    if len(sizes) != 1:
+        received = f"columns of {sizes[0]} and of {sizes[-1]} rows" if sizes else "no columns"
+        raise InvalidInput(whole, "columns of the same length", received, "give each row all its values")
     arrays = []
     for name, values in columns.items():
-        subject = frames.subject_of(name, tensor, model)
+        subject = f"column {name!r} for {whole}"
         if tensor.datatype == "BYTES":
             arrays.append(frames.check_strings(values, tensor, subject))
             continue
@@ -120,11 +141,10 @@ def _from_columns(columns: Mapping[str, Array], tensor: TensorMetadata, model: M
             change = "convert it to numbers, and fill missing values"
             raise InvalidInput(subject, f"numbers for {tensor.datatype}", f"dtype {values.dtype}", change)
         arrays.append(_exactly(_unrounded(natural, given, tensor.datatype), tensor, subject))
-    array = frames.joined(arrays, tensor)
+    array = arrays[0] if len(tensor.shape) == 1 else np.stack(arrays, axis=1)
     shape_change = _shape_change(array.shape, tensor.shape)
     if shape_change:
-        subject = f"input {tensor.name!r} of model {model.name!r}"
-        raise InvalidInput(subject, str(tensor), f"columns of {len(array)} rows", shape_change)
+        raise InvalidInput(whole, str(tensor), f"columns of {len(array)} rows", shape_change)
     return array
 
 
@@ -195,8 +215,7 @@ def _unrounded(natural: Array, value: object, datatype: str) -> Array:
 def _exactly(natural: Array, tensor: TensorMetadata, subject: str) -> Array:
     """Convert numbers to the datatype of the input; raise InvalidInput if that changes one of them."""
     try:
-        kind = tensors.datatype(tensor.datatype)
-        dtype = tensors.values(np.empty(0, dtype=kind.storage), tensor.datatype).dtype
+        dtype = dtype_of(tensor.datatype)
     except tensors.TensorError as error:
         change = "install it, then call again"
         raise InvalidInput(subject, str(tensor), f"numbers; {error}", change) from None
@@ -215,7 +234,7 @@ def _exactly(natural: Array, tensor: TensorMetadata, subject: str) -> Array:
 def _same_values(natural: Array, array: Array, datatype: str) -> bool:
     if natural.dtype == array.dtype or not natural.size:
         return True
-    if datatype in _FLOATS and natural.dtype.kind == "f":
+    if datatype in FLOATS and natural.dtype.kind == "f":
         return bool(np.array_equal(np.isfinite(natural), np.isfinite(array.astype(np.float64))))
     # Python compares int and float exactly; numpy would round the int first.
     back = array.astype(np.float64) if datatype == "BF16" else array

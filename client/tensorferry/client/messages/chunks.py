@@ -18,6 +18,7 @@ from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages import checks, codec
 from tensorferry.client.messages.codec import InferenceResult, StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata
+from tensorferry.client.messages.several_answers import of_sequence
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
@@ -28,8 +29,6 @@ MAX_BYTES = "max_message_bytes"
 
 # Allowance for all of an answer but the contents of its outputs, in bytes.
 _ANSWER_OVERHEAD = 4096
-# Prefix of the parameters of sequence requests, which are one step of their sequence.
-_SEQUENCE = "sequence_"
 _MOST_DIGITS = 18
 
 
@@ -76,7 +75,7 @@ def split(
     sizes = {tensor.shape[0] for tensor in message.inputs if tensor.name in names}
     rows = sizes.pop() if len(sizes) == 1 else 0
     count = min(rows, _parts(message, rows, metadata, limits))
-    if count < 2 or any(name.startswith(_SEQUENCE) for name in message.parameters):
+    if count < 2 or of_sequence(message):
         yield message
         return
     arrays = checks.check_inputs(cast("dict[str, object]", request.inputs), metadata)

@@ -10,7 +10,7 @@ import reprlib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 
@@ -25,6 +25,7 @@ from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 
 Parameter = bool | int | float | str
+ArrayT = TypeVar("ArrayT")
 
 
 class Columns(Protocol):
@@ -65,7 +66,27 @@ class StreamRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class InferenceResult(Mapping[str, Array]):
+class Answer(Mapping[str, ArrayT]):
+    """A mapping from output name to array, and the other fields of an answer."""
+
+    model_name: str
+    model_version: str
+    id: str
+    parameters: Mapping[str, Parameter]
+    outputs: Mapping[str, ArrayT]
+
+    def __getitem__(self, name: str) -> ArrayT:
+        return self.outputs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.outputs)
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class InferenceResult(Answer[Array]):
     """One answer: a mapping from output name to numpy array, in the server's order.
 
     Numbers and bools have their numpy dtype, BF16 is `ml_dtypes.bfloat16`, and BYTES is an object
@@ -76,21 +97,6 @@ class InferenceResult(Mapping[str, Array]):
     >>> sorted(result), result.id, result.model_name
     (['label', 'probabilities'], 'a', 'digits')
     """
-
-    model_name: str
-    model_version: str
-    id: str
-    parameters: Mapping[str, Parameter]
-    outputs: Mapping[str, Array]
-
-    def __getitem__(self, name: str) -> Array:
-        return self.outputs[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.outputs)
-
-    def __len__(self) -> int:
-        return len(self.outputs)
 
     def classes(self, name: str) -> list[list[ClassScore]]:
         """Return the classes of an output that was requested with `Classification`, the highest first.
@@ -145,15 +151,15 @@ class InferenceResult(Mapping[str, Array]):
         return pyarrow.table(tables.columns(self.outputs, text))
 
     def __repr__(self) -> str:
-        tensors = [
-            f"{_short.repr(name)}: {_described(array)}"
+        shown = [
+            f"{_short.repr(name)}: {tensors.datatype_of(array)} {list(array.shape)}"
             for name, array in itertools.islice(self.items(), _SHOWN)
         ]
         if len(self) > _SHOWN:
-            tensors.append(f"and {len(self) - _SHOWN} more")
+            shown.append(f"and {len(self) - _SHOWN} more")
         head = f"InferenceResult(model_name={_short.repr(self.model_name)}, model_version={_short.repr(self.model_version)}"
         return (
-            f"{head}, id={_short.repr(self.id)}, outputs={{{', '.join(tensors)}}},"
+            f"{head}, id={_short.repr(self.id)}, outputs={{{', '.join(shown)}}},"
             f" parameters={_short.repr(dict(self.parameters))})"
         )
 
@@ -202,24 +208,16 @@ def request_of(
     return StreamRequest(inputs, request_id or "", outputs, parameters)
 
 
-def iterated(
-    requests: Iterable[Inputs | StreamRequest],
-) -> Iterator[Inputs | StreamRequest]:
+def iterated(requests: Iterable[Inputs | StreamRequest]) -> Iterator[Inputs | StreamRequest]:
     """Return an iterator over a stream's requests; raise InvalidInput for a single request."""
     if not isinstance(requests, (str, bytes, Mapping)):
         try:
             return iter(requests)
         except TypeError:
             pass
-    raise not_iterable(requests)
-
-
-def not_iterable(requests: object) -> InvalidInput:
-    """Return the error for an argument that is no iterable of requests."""
-    change = (
-        "write [inputs] for one" if isinstance(requests, Mapping) else "give a list or a generator of dicts"
-    )
-    return InvalidInput("requests", "an iterable of dicts", arguments.shown(requests), change)
+    single = isinstance(requests, Mapping)
+    change = "write [inputs] for one" if single else "give a list or a generator of dicts"
+    raise InvalidInput("requests", "an iterable of dicts", arguments.shown(requests), change)
 
 
 def _check_choices(outputs: object, parameters: object) -> None:
@@ -301,13 +299,14 @@ def decode(message: pb.ModelInferResponse) -> InferenceResult:
 
 
 def decode_stream(message: pb.ModelStreamInferResponse) -> InferenceResult | InferenceError:
-    """Return the outcome of one request of a stream: its result or its error."""
+    """Return the outcome of one request of a stream: its result, or its error, after which the stream continues."""
     answer = message.infer_response
     if message.error_message:
         code_name = answer.parameters[errors.STATUS_PARAMETER].string_param
+        code = grpc.StatusCode.__members__.get(code_name, grpc.StatusCode.UNKNOWN)
         milliseconds = answer.parameters[errors.RETRY_PARAMETER].int64_param
         retry_after = errors.plausible_pause(milliseconds / 1000) if milliseconds > 0 else None
-        return errors.from_stream(message.error_message, code_name, answer.id, retry_after)
+        return errors.of_code(code, message.error_message, answer.id, retry_after)
     try:
         return decode(answer)
     except InferenceError as error:
@@ -342,11 +341,6 @@ def _set_parameter(target: pb.InferParameter, name: str, value: object) -> None:
             f"{value!r} of type {type(value).__name__}",
             "convert it to one of these",
         )
-
-
-def _described(array: Array) -> str:
-    """Return datatype and shape of an array, without values."""
-    return f"{tensors.datatype_of(array)} {list(array.shape)}"
 
 
 def _parameter(parameter: pb.InferParameter) -> Parameter:

@@ -13,31 +13,22 @@ import numpy as np
 
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages.arguments import quoted
-from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata, check_names
+from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata, check_names, subject_of
 from tensorferry.protos.tensors import Array
 
 
-class Frame(Mapping[str, Array]):
+class Frame(dict[str, Array]):
     """Columns by name, in order. Each is an array with one axis."""
 
     def __init__(self, columns: Iterable[tuple[object, Array]]) -> None:
-        self._columns: dict[str, Array] = {}
+        super().__init__()
         for label, values in columns:
             name = str(label)
-            if name in self._columns:
+            if name in self:
                 raise InvalidInput(
                     "the data frame", "columns with different names", f"{name!r} twice", "rename one of them"
                 )
-            self._columns[name] = values
-
-    def __getitem__(self, name: str) -> Array:
-        return self._columns[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        return len(self._columns)
+            self[name] = values
 
 
 def frame_of(inputs: Any) -> Any:
@@ -91,12 +82,12 @@ def pieces(frame: Frame, model: ModelMetadata) -> Iterator[tuple[TensorMetadata,
         expected = tensor.shape[1]
         if expected not in (-1, len(frame)):
             raise InvalidInput(
-                f"input {tensor.name!r} of model {model.name!r}",
+                subject_of(tensor, model.name),
                 f"{expected} columns, one for each feature, in order",
                 f"{len(frame)}: {quoted(frame)}",
                 "select the columns with which the model was trained",
             )
-        yield tensor, dict(frame)
+        yield tensor, frame
         return
     check_names(model, "columns", frame)
     for tensor in model.inputs:
@@ -104,26 +95,12 @@ def pieces(frame: Frame, model: ModelMetadata) -> Iterator[tuple[TensorMetadata,
             continue
         if len(tensor.shape) not in (1, 2) or (len(tensor.shape) == 2 and tensor.shape[1] not in (-1, 1)):
             raise InvalidInput(
-                f"input {tensor.name!r} of model {model.name!r}",
+                subject_of(tensor, model.name),
                 str(tensor),
                 f"the column {tensor.name!r}, with one value for each row",
                 "give the inputs as a dict of arrays",
             )
         yield tensor, {tensor.name: frame[tensor.name]}
-
-
-def subject_of(column: str, tensor: TensorMetadata, model: ModelMetadata) -> str:
-    """Return how errors name a column."""
-    return f"column {column!r} for input {tensor.name!r} of model {model.name!r}"
-
-
-def check_rows(columns: Mapping[str, Array], tensor: TensorMetadata, model: ModelMetadata) -> None:
-    """Raise InvalidInput if there is no column, or if the columns have different numbers of rows."""
-    sizes = sorted({len(values) for values in columns.values()})
-    if len(sizes) != 1:
-        received = f"columns of {sizes[0]} and of {sizes[-1]} rows" if sizes else "no columns"
-        subject = f"input {tensor.name!r} of model {model.name!r}"
-        raise InvalidInput(subject, "columns of the same length", received, "give each row all its values")
 
 
 def check_strings(column: Array, tensor: TensorMetadata, subject: str) -> Array:
@@ -136,11 +113,6 @@ def check_strings(column: Array, tensor: TensorMetadata, subject: str) -> Array:
                 subject, f"{tensor.datatype}: str or bytes", received, "convert or fill it first"
             )
     return column
-
-
-def joined(arrays: list[Array], tensor: TensorMetadata) -> Array:
-    """Return the input made of converted columns."""
-    return arrays[0] if len(tensor.shape) == 1 else np.stack(arrays, axis=1)
 
 
 def _pandas_values(series: Any) -> Array:

@@ -32,6 +32,11 @@ class TensorMetadata:
         return f"{self.datatype} {list(self.shape)}"
 
 
+def subject_of(tensor: TensorMetadata, model: str) -> str:
+    """Return the name of an input for an error message."""
+    return f"input {tensor.name!r} of model {model!r}"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
     """One model: available versions, inputs, outputs, and the server's other properties.

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import grpc
 
-from tensorferry.client.errors import InferenceError, InvalidInput
-from tensorferry.client.messages import codec
+from tensorferry.client.errors import InferenceError
 from tensorferry.client.messages.answers import DeclaredOutputs, declared_outputs
 from tensorferry.client.messages.chunks import Limits, limits_of
-from tensorferry.client.messages.codec import StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata
-from tensorferry.protos import inference_pb2 as pb
 
 _STALE_CODES = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
 
@@ -30,16 +27,6 @@ class MetadataCache:
     def get(self, model: str, version: str) -> ModelMetadata | None:
         """Return the metadata, None if it must be fetched."""
         return self._known.get((model, version))
-
-    def encode(self, model: str, version: str, request: StreamRequest) -> pb.ModelInferRequest | None:
-        """Return the request's message; None if the metadata must be fetched, perhaps again."""
-        known = self._known.get((model, version))
-        if known is None:
-            return None
-        try:
-            return codec.encode(model, version, request, known)
-        except InvalidInput:
-            return None  # the model may have been replaced since its metadata was fetched
 
     def put(self, model: str, version: str, metadata: ModelMetadata) -> None:
         """Store the server's answer."""

@@ -82,7 +82,7 @@ def load_model(model: str, config: Config | None, files: Mapping[str, File] | No
         change = "write {'1/model.onnx': Path('new.onnx')}"
         for path, content in arguments.mapping("files", files, change).items():
             message.parameters[f"file:{path}"].bytes_param = _content(path, content)
-    return Rpc("RepositoryModelLoad", message, _nothing)
+    return Rpc("RepositoryModelLoad", message, nothing)
 
 
 def unload_model(model: str, dependents: bool) -> Rpc[None]:
@@ -91,7 +91,7 @@ def unload_model(model: str, dependents: bool) -> Rpc[None]:
     message = pb.RepositoryModelUnloadRequest(model_name=model)
     if _boolean("dependents", dependents):
         message.parameters["unload_dependents"].bool_param = True
-    return Rpc("RepositoryModelUnload", message, _nothing)
+    return Rpc("RepositoryModelUnload", message, nothing)
 
 
 def model_config(model: str, version: str) -> Rpc[dict[str, Any]]:
@@ -137,39 +137,8 @@ def log_settings(changes: Mapping[str, object] | None = None) -> Rpc[LogSettings
     return Rpc("LogSettings", message, _log_settings)
 
 
-def register_system_memory(key: str, nbytes: int) -> Rpc[None]:
-    """Return the call SystemSharedMemoryRegister, with the key as the region's name."""
-    message = pb.SystemSharedMemoryRegisterRequest(name=key, key=f"/{key}", byte_size=nbytes)
-    return Rpc("SystemSharedMemoryRegister", message, _nothing)
-
-
-def unregister_system_memory(key: str) -> Rpc[None]:
-    """Return the call SystemSharedMemoryUnregister."""
-    return Rpc("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(name=key), _nothing)
-
-
-def register_cuda_memory(key: str, handle: bytes, device: int, nbytes: int) -> Rpc[None]:
-    """Return the call CudaSharedMemoryRegister, for the memory of a cudaIpcMemHandle_t."""
-    message = pb.CudaSharedMemoryRegisterRequest(
-        name=key, raw_handle=handle, device_id=device, byte_size=nbytes
-    )
-    return Rpc("CudaSharedMemoryRegister", message, _nothing)
-
-
-def unregister_cuda_memory(key: str) -> Rpc[None]:
-    """Return the call CudaSharedMemoryUnregister."""
-    return Rpc("CudaSharedMemoryUnregister", pb.CudaSharedMemoryUnregisterRequest(name=key), _nothing)
-
-
-def cuda_memory_in_use(key: str) -> Rpc[bool]:
-    """Return the call CudaSharedMemoryStatus: whether the server has the region, or still uses it."""
-    return Rpc(
-        "CudaSharedMemoryStatus", pb.CudaSharedMemoryStatusRequest(), lambda answer: key in answer.regions
-    )
-
-
-def _nothing(answer: object) -> None:
-    return None
+def nothing(answer: object) -> None:
+    """Return None for an answer that says nothing."""
 
 
 def _boolean(subject: str, value: object) -> bool:
@@ -192,12 +161,7 @@ def _content(path: str, content: object) -> bytes:
     if isinstance(content, bytes):
         return content
     if isinstance(content, (str, Path)):
-        try:
-            return Path(content).read_bytes()
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            received = f"{str(content)!r} ({reason})"
-            raise InvalidInput(f"file {path!r}", "a file", received, "name a file that can be read") from None
+        return arguments.content(f"file {path!r}", "a file", str(content))
     raise InvalidInput(
         f"file {path!r}", "bytes, or the path of a file", arguments.shown(content), "give one of these"
     )

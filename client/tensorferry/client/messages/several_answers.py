@@ -1,4 +1,4 @@
-"""Requests that take several answers, of models that answer in streams."""
+"""Requests that are part of an exchange: of models that answer in streams, and of sequences."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ _EMPTY_FINAL = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"
 # Property of a model's metadata.
 _STREAMS = "streams"
+# Prefix of the parameters of sequence requests, whose model keeps state between requests.
+_SEQUENCE = "sequence_"
 
 
 def gives_several(metadata: ModelMetadata) -> bool:
@@ -32,3 +34,8 @@ def takes_several(request: pb.ModelInferRequest) -> bool:
 def is_last(answer: pb.ModelInferResponse) -> bool:
     """Return whether an answer is the last one to its request."""
     return _FINAL not in answer.parameters or answer.parameters[_FINAL].bool_param
+
+
+def of_sequence(request: pb.ModelInferRequest) -> bool:
+    """Return whether a request is one step of a sequence."""
+    return any(name.startswith(_SEQUENCE) for name in request.parameters)

@@ -15,7 +15,7 @@ import numpy as np
 
 from tensorferry.client import errors
 from tensorferry.client.errors import InvalidInput
-from tensorferry.client.messages import arguments, codec
+from tensorferry.client.messages import arguments, checks, codec
 from tensorferry.client.messages.codec import InferenceResult, Parameter
 from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
 from tensorferry.protos import inference_pb2 as pb
@@ -117,9 +117,8 @@ def layout(model: ModelMetadata, version: str, rows: int, shapes: Shapes | None)
         received = f"model {model.name!r}, of which the server names none"
         raise InvalidInput("shared_memory()", expected, received, "use infer with arrays")
     known = {tensor.name for tensor in (*wanted, *model.outputs)}
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        expected = f"inputs and outputs of model {model.name!r}: {', '.join(map(repr, sorted(known)))}"
+    if unknown := [name for name in given if name not in known]:
+        expected = f"inputs and outputs of model {model.name!r}: {arguments.quoted(sorted(known))}"
         raise InvalidInput("shapes", expected, repr(unknown[0]), f"remove {unknown[0]!r}")
     end = 0
     places: list[Place] = []
@@ -146,12 +145,11 @@ def without_outputs(answer: pb.ModelInferResponse) -> InferenceResult:
 def _dtype(tensor: TensorMetadata, model: str) -> np.dtype[Any]:
     expected, change = "a datatype of a fixed size", "use infer with arrays"
     try:
-        datatype = tensors.datatype(tensor.datatype)
         # BF16 raises here, before there is memory, without the package ml_dtypes.
-        dtype: np.dtype[Any] = tensors.values(np.empty(0, datatype.storage), tensor.datatype).dtype
+        dtype = checks.dtype_of(tensor.datatype)
     except tensors.TensorError as error:
         raise InvalidInput(_subject(tensor, model), expected, tensor.datatype, str(error)) from None
-    if not datatype.size:
+    if dtype.hasobject:
         raise InvalidInput(_subject(tensor, model), expected, tensor.datatype, change)
     return dtype
 
@@ -165,7 +163,8 @@ def _shape(tensor: TensorMetadata, model: str, rows: int, given: Sequence[int] |
     expected = (rows, *tensor.shape[1:]) if tensor.shape[:1] == (-1,) else tensor.shape
     if given is None:
         if -1 in expected:
-            change = f"give its whole shape, as in shapes={{{tensor.name!r}: {_example(expected)}}}"
+            example = tuple(128 if axis < 0 else axis for axis in expected)
+            change = f"give its whole shape, as in shapes={{{tensor.name!r}: {example}}}"
             raise InvalidInput(subject, "a fixed shape", str(list(expected)), change)
         return expected
     shape = tuple(
@@ -177,10 +176,6 @@ def _shape(tensor: TensorMetadata, model: str, rows: int, given: Sequence[int] |
     if not fits:
         raise InvalidInput(subject, f"a shape like {list(expected)}", str(list(shape)), "give another one")
     return shape
-
-
-def _example(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(128 if axis < 0 else axis for axis in shape)
 
 
 def _wrong(tensor: Any, request_id: str) -> errors.InferenceError:

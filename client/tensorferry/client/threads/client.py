@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
-from tensorferry.client.connection import channel
-from tensorferry.client.connection.channel import OpenChannel
 from tensorferry.client.connection.context import Compression, Headers
 from tensorferry.client.connection.endpoints import Endpoints
 from tensorferry.client.messages import codec
@@ -70,10 +68,10 @@ class InferenceClient(InferenceCalls):
     Thread-safe: all methods may be called from any number of threads at once.
     """
 
-    def _open(self, endpoints: Callable[[OpenChannel], Endpoints]) -> None:
+    def _open(self, endpoints: Callable[[Any], Endpoints]) -> None:
         self._closing = waits.Closing()
         self._retry_queue = RetryQueue()
-        self._opened = endpoints(channel.opener(grpc))
+        self._opened = endpoints(grpc)
 
     @property
     def _endpoints(self) -> Endpoints:

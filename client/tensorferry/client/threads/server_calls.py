@@ -12,7 +12,7 @@ from tensorferry.client.base import ClientBase
 from tensorferry.client.connection.context import CallContext, Headers
 from tensorferry.client.errors import DeadlineExceeded, Unavailable
 from tensorferry.client.messages import arguments, rpcs
-from tensorferry.client.messages.answers import Answer
+from tensorferry.client.messages.codec import Answer
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata
 from tensorferry.client.messages.rpcs import Config, File, LogSettings, Rpc, TraceSettings
 from tensorferry.client.messages.statistics import ModelStatistics
@@ -20,7 +20,7 @@ from tensorferry.client.threads import waits
 from tensorferry.protos import inference_pb2 as pb
 
 T = TypeVar("T")
-AnswerT = TypeVar("AnswerT", bound=Answer)
+AnswerT = TypeVar("AnswerT", bound=Answer[Any])
 
 # Seconds between two calls of `wait_ready`, after a proxy has answered for a server that it does not reach.
 _PAUSE = 0.25
@@ -54,7 +54,7 @@ class ServerCalls(ClientBase):
         >>> client.server_metadata().name
         'tensorferry'
         """
-        return self._run(rpcs.server_metadata(), self._settings.of_call(metadata).begin(timeout))
+        return self._ask(rpcs.server_metadata(), timeout, metadata)
 
     def is_live(self, *, timeout: float | None = None, metadata: Headers = ()) -> bool:
         """Return whether the server answers; False if it cannot be reached in time.
@@ -62,7 +62,7 @@ class ServerCalls(ClientBase):
         >>> client.is_live()
         True
         """
-        return self._ask(rpcs.server_live(), timeout, metadata)
+        return self._health(rpcs.server_live(), timeout, metadata)
 
     def is_ready(self, *, timeout: float | None = None, metadata: Headers = ()) -> bool:
         """Return whether the server is ready; False if it cannot be reached in time.
@@ -70,7 +70,7 @@ class ServerCalls(ClientBase):
         >>> client.is_ready(timeout=1.0)
         True
         """
-        return self._ask(rpcs.server_ready(), timeout, metadata)
+        return self._health(rpcs.server_ready(), timeout, metadata)
 
     def is_model_ready(
         self, model: str, version: str = "", *, timeout: float | None = None, metadata: Headers = ()
@@ -80,7 +80,7 @@ class ServerCalls(ClientBase):
         >>> client.is_model_ready("digits"), client.is_model_ready("letters")
         (True, False)
         """
-        return self._ask(rpcs.model_ready(model, version), timeout, metadata)
+        return self._health(rpcs.model_ready(model, version), timeout, metadata)
 
     def wait_ready(self, timeout: float | None = None, *, metadata: Headers = ()) -> bool:
         """Wait until the server can be reached, then return whether it is ready.
@@ -115,7 +115,7 @@ class ServerCalls(ClientBase):
         >>> [model.name for model in client.models(ready=True)]
         ['digits']
         """
-        return self._run(rpcs.repository_index(ready), self._settings.of_call(metadata).begin(timeout))
+        return self._ask(rpcs.repository_index(ready), timeout, metadata)
 
     def load_model(
         self,
@@ -133,7 +133,7 @@ class ServerCalls(ClientBase):
 
         >>> client.load_model("digits", config={"max_batch_size": 16})
         """
-        self._run(rpcs.load_model(model, config, files), self._settings.of_call(metadata).begin(timeout))
+        self._ask(rpcs.load_model(model, config, files), timeout, metadata)
         self._cache.forget(model)
 
     def unload_model(
@@ -148,7 +148,7 @@ class ServerCalls(ClientBase):
         False
         >>> client.load_model("digits")
         """
-        self._run(rpcs.unload_model(model, dependents), self._settings.of_call(metadata).begin(timeout))
+        self._ask(rpcs.unload_model(model, dependents), timeout, metadata)
         self._cache.forget(model)
 
     def model_config(
@@ -161,7 +161,7 @@ class ServerCalls(ClientBase):
         >>> client.model_config("digits")["input"][0]["dims"]
         [8, 8]
         """
-        return self._run(rpcs.model_config(model, version), self._settings.of_call(metadata).begin(timeout))
+        return self._ask(rpcs.model_config(model, version), timeout, metadata)
 
     def statistics(
         self, model: str = "", version: str = "", *, timeout: float | None = None, metadata: Headers = ()
@@ -172,7 +172,7 @@ class ServerCalls(ClientBase):
         >>> statistics.success.count > 0
         True
         """
-        return self._run(rpcs.statistics(model, version), self._settings.of_call(metadata).begin(timeout))
+        return self._ask(rpcs.statistics(model, version), timeout, metadata)
 
     def trace_settings(
         self, model: str = "", *, timeout: float | None = None, metadata: Headers = ()
@@ -182,7 +182,7 @@ class ServerCalls(ClientBase):
         >>> client.trace_settings()["trace_level"]
         ('OFF',)
         """
-        return self._run(rpcs.trace_settings(model), self._settings.of_call(metadata).begin(timeout))
+        return self._ask(rpcs.trace_settings(model), timeout, metadata)
 
     def update_trace_settings(
         self,
@@ -200,9 +200,7 @@ class ServerCalls(ClientBase):
         >>> client.update_trace_settings({"trace_rate": 1})["trace_rate"]
         ('1',)
         """
-        return self._run(
-            rpcs.trace_settings(model, settings), self._settings.of_call(metadata).begin(timeout)
-        )
+        return self._ask(rpcs.trace_settings(model, settings), timeout, metadata)
 
     def log_settings(self, *, timeout: float | None = None, metadata: Headers = ()) -> LogSettings:
         """Return what the server logs: values by name.
@@ -210,7 +208,7 @@ class ServerCalls(ClientBase):
         >>> client.log_settings()["log_warning"]
         True
         """
-        return self._run(rpcs.log_settings(), self._settings.of_call(metadata).begin(timeout))
+        return self._ask(rpcs.log_settings(), timeout, metadata)
 
     def update_log_settings(
         self,
@@ -224,7 +222,7 @@ class ServerCalls(ClientBase):
         >>> client.update_log_settings({"log_info": False})["log_info"]
         False
         """
-        return self._run(rpcs.log_settings(settings), self._settings.of_call(metadata).begin(timeout))
+        return self._ask(rpcs.log_settings(settings), timeout, metadata)
 
     def _known(self, model: str, version: str, context: CallContext) -> ModelMetadata:
         return self._cache.get(model, version) or self._fetch(model, version, context)
@@ -244,9 +242,11 @@ class ServerCalls(ClientBase):
                 raise error
         return answer
 
-    def _ask(self, rpc: Rpc[bool], timeout: float | None, metadata: Headers) -> bool:
-        context = self._settings.of_call(metadata).begin(timeout)
+    def _ask(self, rpc: Rpc[T], timeout: float | None, metadata: Headers) -> T:
+        return self._run(rpc, self._settings.of_call(metadata).begin(timeout))
+
+    def _health(self, rpc: Rpc[bool], timeout: float | None, metadata: Headers) -> bool:
         try:
-            return self._run(rpc, context)
+            return self._ask(rpc, timeout, metadata)
         except (Unavailable, DeadlineExceeded):
             return False

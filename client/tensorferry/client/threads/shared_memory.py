@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, cast, overload
 
@@ -13,6 +14,7 @@ from tensorferry.client.connection.context import Headers
 from tensorferry.client.connection.device_arrays import DeviceArray, DeviceResult
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.messages.codec import InferenceResult, Parameter
+from tensorferry.client.messages.metadata import ModelMetadata
 from tensorferry.client.messages.shared_layout import Shapes
 from tensorferry.client.shared_tensors import (
     RELEASE_POLL_SECONDS,
@@ -44,26 +46,22 @@ class SharedMemory(Generic[ArrayT, ResultT]):
         self,
         client: ServerCalls,
         model: str,
-        rows: int,
         version: str,
-        shapes: Shapes | None,
-        device: int | None,
         timeout: float | None,
+        make: Callable[[ModelMetadata], SharedTensors[ArrayT, ResultT]],
     ) -> None:
         check_one_target(client._arguments["target"])
         self._client = client
         self._model = model
         self._version = version
-        self._rows = rows
-        self._shapes = shapes
-        self._device = device
         self._timeout = timeout
+        self._make = make
         self._tensors: SharedTensors[ArrayT, ResultT] | None = None
 
     def __enter__(self) -> Self:
         context = self._client._settings.begin(self._timeout)
         metadata = self._client._known(self._model, self._version, context)
-        tensors = shared_tensors(metadata, self._version, self._rows, self._shapes, self._device)
+        tensors = self._make(metadata)
         try:
             self._client._run(tensors.register, context)
         except BaseException:
@@ -184,4 +182,5 @@ class SharedMemoryCalls(ServerCalls):
         ...     memory.infer()["probabilities"].shape
         (32, 10)
         """
-        return SharedMemory(self, model, rows, version, shapes, device, timeout)
+        make = functools.partial(shared_tensors, version=version, rows=rows, shapes=shapes, device=device)
+        return SharedMemory(self, model, version, timeout, make)

@@ -15,7 +15,7 @@ import grpc
 
 from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError
-from tensorferry.client.inflight import InFlight, Taken, unanswered
+from tensorferry.client.inflight import InFlight, Taken
 from tensorferry.client.messages import codec
 from tensorferry.client.messages.codec import Inputs, StreamDefaults, StreamRequest
 from tensorferry.protos import inference_pb2 as pb
@@ -116,9 +116,7 @@ class _RequestFeed:
     def abandon(self, broken: InferenceError | None) -> tuple[list[Taken], BaseException | None]:
         """End the stream: return the outcomes not yet taken, and the exception to raise after them."""
         with self._lock:
-            if broken is None and self._in_flight.awaited:
-                broken = unanswered(self._in_flight.awaited)
-            left = self._in_flight.abandon(broken) if broken else []
+            left, broken = self._in_flight.end(broken)
             return left, self._failure or broken
 
 
