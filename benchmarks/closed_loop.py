@@ -159,7 +159,7 @@ def simulate(
         returns=returners,
     )
     for rows in (1, max(2, cost.most // 4), cost.most):
-        queue.add_warmup_sample(rows, cost.seconds(rows))
+        queue.learning.add_warmup_sample(rows, cost.seconds(rows))
     events = [(time, _ARRIVAL, _OPEN) for time in traffic.arrivals]
     events += [(start, _ARRIVAL, caller) for caller, (start, _) in enumerate(traffic.callers)]
     heapq.heapify(events)

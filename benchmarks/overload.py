@@ -28,7 +28,9 @@ from typing import Any
 
 import apart_server
 import numpy as np
-from real_server import Cores, RealServer, bench, build_mlp, examples, pin, serving
+from real_server import PROGRAM, Cores, RealServer, bench, build_mlp, examples, pin, serving
+
+from gpu.cores import cpu_seconds
 
 LOADS = (0.5, 0.8, 1.5, 2.0, 3.0, 5.0, 10.0)
 CALLERS = 64
@@ -103,9 +105,9 @@ def run(arguments: argparse.Namespace, server: RealServer, rows: Path, core: int
     samples: list[Sample] = []
     for _ in range(arguments.rounds):
         for multiple in arguments.loads:
-            used, started = server.cpu_seconds(), time.perf_counter()
+            used, started = cpu_seconds(server.process.pid), time.perf_counter()
             step = load(arguments.seconds, "--rate", multiple * before, "--timeout", deadline)
-            of_core = (server.cpu_seconds() - used) / (time.perf_counter() - started)
+            of_core = (cpu_seconds(server.process.pid) - used) / (time.perf_counter() - started)
             after = capacity()
             samples.append(Sample(multiple, (before + after) / 2, step, of_core))
             before = after
@@ -142,7 +144,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rounds, arguments.seconds, arguments.layers = 1, 0.6, 4
-    program: Sequence[str] = ("-m", "tensorferry.server")
+    program: Sequence[str] = PROGRAM
     if arguments.apart:
         os.environ[apart_server.COST] = arguments.apart
         program, arguments.layers, arguments.width, arguments.positions = (apart_server.__file__,), 2, 64, 1

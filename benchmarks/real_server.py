@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +24,12 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from gpu.cores import on_cores
 from tensorferry.protos import inference_pb2 as pb
 
 INPUT_WIDTH, OUTPUT_WIDTH = 64, 8
 MODEL = "mlp"
+PROGRAM = ("-m", "tensorferry.server")
 _STOP_SECONDS = 30
 
 Array = npt.NDArray[Any]
@@ -98,60 +100,73 @@ def pin(pid: int, *cores: int | None) -> None:
                 os.sched_setaffinity(int(thread), wanted)
 
 
+class ServerError(Exception):
+    """A server cannot be measured, with the reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class RealServer:
-    """A running server: its process and its address."""
+    """A running server: its process, its ready line, and the file of its log."""
 
-    process: subprocess.Popen[str]
-    address: str
+    process: subprocess.Popen[bytes]
+    ready: Mapping[str, Any]
+    log: Path
 
-    def cpu_seconds(self) -> float:
-        """Return the processor time that it has used."""
-        return cpu_seconds_of(self.process.pid)
-
-
-def cpu_seconds_of(pid: int) -> float:
-    """Return the processor time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    @property
+    def address(self) -> str:
+        """The address of gRPC."""
+        return str(self.ready["address"])
 
 
 @contextmanager
 def serving(
-    model: Path, core: int | None, *options: str, program: Sequence[str] = ("-m", "tensorferry.server")
+    model: Path, core: int | None, *options: str, program: Sequence[str] = PROGRAM
 ) -> Iterator[RealServer]:
-    """Run `tensorferry serve` on a core until the block ends; raise RuntimeError if it does not start.
+    """Run `tensorferry serve` with the CPU on a core until the block ends; raise ServerError if it does not start.
 
     `model` is an ONNX model, or a file with Python models, which has their names.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_")}
     served = str(model) if model.suffix == ".py" else f"{MODEL}={model}"
-    command = [sys.executable, *program, "serve", served, "--host", "127.0.0.1", "--port", "0"]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            [*command, "--device", "cpu", "--log-format", "json", *options],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=environment,
-            # Ctrl-C ends the load; the load then stops the server.
-            start_new_session=True,
-        )
-        # Set before the process has threads, which inherit it.
-        pin(process.pid, core)
+    cores = os.sched_getaffinity(0) if core is None else {core}
+    with started(cores, served, "--device", "cpu", *options, program=program) as server:
+        pin(server.process.pid, core)
+        yield server
+
+
+@contextmanager
+def started(
+    cores: Collection[int], *words: str, program: Sequence[str] = PROGRAM, patience: float = 600
+) -> Iterator[RealServer]:
+    """Run `tensorferry serve WORDS` on these cores until the block ends. ServerError if it is not ready in `patience` seconds."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_")}
+    command = [sys.executable, *program, "serve", *words, "--host", "127.0.0.1", "--port", "0"]
+    with tempfile.TemporaryDirectory(prefix="tf-") as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as said, on_cores(cores):
+            process = subprocess.Popen(
+                [*command, "--log-format", "json"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env=environment,
+                # Ctrl-C ends the load; the load then stops the server.
+                start_new_session=True,
+            )
+        assert process.stdout is not None
+        too_long = threading.Timer(patience, process.kill)
         try:
-            assert process.stdout is not None
+            too_long.start()
             line = process.stdout.readline()
+            too_long.cancel()
             if not line:
-                log.seek(0)
-                raise RuntimeError(f"the server did not start: exit {process.wait()}, {log.read()}")
-            pin(process.pid, core)
-            yield RealServer(process, json.loads(line)["address"])
+                raise ServerError(f"the server did not start: {log.read_text(errors='replace')[-1500:]}")
+            yield RealServer(process, json.loads(line), log)
         finally:
+            too_long.cancel()
             _stop(process)
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
+def _stop(process: subprocess.Popen[bytes]) -> None:
     # An overloaded server drains for a long time; the second signal ends it at once.
     timer = threading.Timer(_STOP_SECONDS, process.kill)
     timer.start()

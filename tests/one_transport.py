@@ -52,7 +52,6 @@ REASONS: Mapping[str, str] = {
     "tests/e2e/test_lifecycle.py::test_a_second_signal_stops_at_once": _SIGNALS,
     "tests/e2e/test_lifecycle.py::test_a_server_that_is_gone_is_unavailable": _CLIENT,
     "tests/e2e/test_lifecycle.py::test_signals_directly_after_each_other_are_one": _SIGNALS,
-    "tests/e2e/test_lifecycle.py::test_the_ready_line_has_address_signatures_and_batching": _LOADING,
     "tests/e2e/test_metrics.py::test_a_port_in_use_ends_the_server_with_the_flags_name": (
         "it is about the port of the metrics"
     ),

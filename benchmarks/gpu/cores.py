@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ class Layout:
 
 
 @contextmanager
-def on_cores(cores: Sequence[int]) -> Iterator[None]:
+def on_cores(cores: Collection[int]) -> Iterator[None]:
     """Confine processes started inside to these cores, with all their threads; and this thread
     meanwhile.
     """

@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from real_server import ServerError
+
 from gpu.accounting import Account, Snapshot
 from gpu.cores import Layout
 from gpu.load import Load, Outcome
@@ -24,7 +26,6 @@ from gpu.servers import (
     DEFAULT,
     VARIANTS,
     Server,
-    ServerError,
     Variant,
     serving,
     warm_up,

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import signal
 import subprocess
-import sys
-import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,25 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu.cores import end, on_cores
+from real_server import PROGRAM, ServerError, started
+
 from gpu.workloads import Workload
 from serving.load import UNARY_PATH
 
-_PROGRAM = ("-m", "tensorferry.server")
 _EAGER = str(Path(__file__).with_name("eager_server.py"))
 # For some seconds the open loop offers more than capacity; nothing is refused.
 _LIMITS = ("--max-queue-size", "1000000", "--max-queue-bytes", "16GiB")
-_STOP_SECONDS = 40
 # A server that is not ready by then hangs; CUDA's libraries, the batching check and the warm-up
 # take far less.
 _START_SECONDS = 240
 _ANSWER_SECONDS = 120
 # FP16, and other kernels for other batch sizes, relative to the output's magnitude.
 _TOLERANCES = {True: 2e-2, False: 1e-3}
-
-
-class ServerError(Exception):
-    """A server cannot be measured, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +38,7 @@ class Variant:
     name: str
     meaning: str
     flags: tuple[str, ...] = ()
-    program: tuple[str, ...] = _PROGRAM
+    program: tuple[str, ...] = PROGRAM
     searched: bool = False
     for_gpu: bool = False
     unbounded: bool = False
@@ -104,51 +93,28 @@ def serving(
     device: str,
     most: int,
     cores: Sequence[int],
-    start_seconds: float = _START_SECONDS,
 ) -> Iterator[Server]:
     """Run a server on its cores until the block ends; raise ServerError if it does not start or does
     not batch.
     """
-    with tempfile.TemporaryDirectory(prefix="tf-") as folder:
-        log = Path(folder) / "log"
-        always = ("--host", "127.0.0.1", "--port", "0", "--log-format", "json", "--log-level", "warning")
-        words = (
-            "serve", f"{workload.name}={model}", *always, "--device", device, "--max-batch-size", str(most),
-        )  # fmt: skip
-        with log.open("wb") as said, on_cores(cores):
-            process = subprocess.Popen(
-                [sys.executable, *variant.program, *words, *_LIMITS, *variant.flags],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                env={
-                    name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_")
-                },
-                # Only this process gets Ctrl-C; it then ends the server.
-                start_new_session=True,
+    words = (
+        f"{workload.name}={model}",
+        "--device",
+        device,
+        "--max-batch-size",
+        str(most),
+        "--log-level",
+        "warning",
+    )
+    with started(
+        cores, *words, *_LIMITS, *variant.flags, program=variant.program, patience=_START_SECONDS
+    ) as server:
+        batching = server.ready["models"][0]["batching"]
+        if f"up to {most} rows" not in batching and most > 1:
+            raise ServerError(
+                f"{variant.name} does not batch {workload.name}: {batching}; {server.log.read_text(errors='replace')[-1500:]}"
             )
-        assert process.stdout is not None
-        too_long = threading.Timer(start_seconds, process.kill)
-        try:
-            too_long.start()
-            line = process.stdout.readline()
-            too_long.cancel()
-            if not line:
-                raise ServerError(f"{variant.name} did not start: {log.read_text(errors='replace')[-1500:]}")
-            ready = json.loads(line)
-            batching = ready["models"][0]["batching"]
-            if f"up to {most} rows" not in batching and most > 1:
-                raise ServerError(
-                    f"{variant.name} does not batch {workload.name}: {batching}; {log.read_text(errors='replace')[-1500:]}"
-                )
-            yield Server(variant, process, ready["address"], batching, log)
-        finally:
-            too_long.cancel()
-            for _ in range(2):
-                # The second signal ends it at once, with requests unanswered.
-                process.send_signal(signal.SIGTERM)
-            end(process, _STOP_SECONDS)
-            process.stdout.close()
+        yield Server(variant, server.process, server.address, batching, server.log)
 
 
 def warm_up(

@@ -100,7 +100,7 @@ class Shipping:
     def anchor(self, key: int, rows: int, seconds: float) -> None:
         """Learn a warm-up run of the first shape; the other buckets' models start from it."""
         if key == 0:
-            self._queue.add_warmup_sample(rows, seconds)
+            self._queue.learning.add_warmup_sample(rows, seconds)
 
     def put(self, index: int, now: float) -> bool:
         """Submit a request as the batcher does."""

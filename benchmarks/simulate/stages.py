@@ -73,7 +73,7 @@ class ShippingStage:
 
     def least_time(self, rows: int) -> float:
         """See `Batcher.least_time`."""
-        return self._queue.least_time(rows)
+        return self._queue.learning.least_time(rows)
 
     @property
     def idle(self) -> bool:
@@ -82,7 +82,7 @@ class ShippingStage:
 
     def learn(self, rows: int, seconds: float) -> None:
         """See `StageBatcher`."""
-        self._queue.add_warmup_sample(rows, seconds)
+        self._queue.learning.add_warmup_sample(rows, seconds)
 
     def take(self, now: float) -> tuple[Sequence[Request], float]:
         """See `StageBatcher`."""
@@ -93,7 +93,7 @@ class ShippingStage:
             if work is None:
                 raise RuntimeError("the queue is closed in the middle of a simulation")
             self._completer.expire(work.expired)
-            self._completer.shed(work.shed, "others make their deadlines", self._queue.drain_time())
+            self._completer.shed(work.shed, "others make their deadlines", self._queue.admission.drain_time())
             if work.batch:
                 self._work = work
                 return work.batch, math.inf

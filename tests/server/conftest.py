@@ -85,7 +85,10 @@ def start(make: Make) -> Make:
 
 @pytest.fixture
 def load(tmp_path: Path) -> Iterator[Load]:
-    """Load the model of a builder, with the text of a config.pbtxt; its batcher is closed after the test."""
+    """Load the model of a builder, with the text of a config.pbtxt; its batcher is closed after the test.
+
+    With a `directory`, the model is one of a repository.
+    """
     loaded: list[Model] = []
 
     def make(
@@ -93,11 +96,12 @@ def load(tmp_path: Path) -> Iterator[Load]:
         config: str | None = None,
         *,
         name: str = "m",
+        directory: Path | None = None,
         new_budget: Callable[[], LoadBudget] = LoadBudget,
         **options: Any,
     ) -> Model:
         parsed = parse_config(config, "test") if config is not None else None
-        source = ModelSource(name, build(tmp_path / "m.onnx"), config=parsed)
+        source = ModelSource(name, build(tmp_path / "m.onnx"), config=parsed, directory=directory)
         options_of_server = ServerConfig((source,), **options)
         devices = {options_of_server.device: choose_device(options.get("device", "cpu"))}
         loaded.append(

@@ -28,7 +28,6 @@ from tensorferry.server.inference.shared_memory.regions import Regions
 from tensorferry.server.inference.suspects.crash_watch import CrashWatch, note_running
 from tensorferry.server.methods.core import CoreMethods
 from tensorferry.server.methods.log_settings import LogSettingsMethods
-from tensorferry.server.methods.model_config import ModelConfigMethods
 from tensorferry.server.methods.one_process_only import OneProcessOnly
 from tensorferry.server.methods.repository import RepositoryMethods
 from tensorferry.server.methods.shared_memory import SharedMemoryMethods
@@ -111,14 +110,16 @@ class App:
             nullcontext if several is None else several.crash_watch.page.loading
         )
         self._on_device_loss = on_device_loss
-        self.registry = ModelRegistry(may_be_empty=config.model_control == "explicit")
+        repository = open_repository(config)
+        self.registry = ModelRegistry(may_be_empty=config.model_control == "explicit", roots=repository.roots)
         self._response_batcher = ResponseBatcher()
         self._telemetry = RequestTelemetry(config, self._response_batcher)
         tracing = self._telemetry.tracing
         self._regions = Regions(
             allowed=config.allow_shared_memory, max_bytes=max(config.values("max_queue_bytes"))
         )
-        self._service = InferenceService(
+        # This and `core_methods` are also for callers with their own transport.
+        self.service = InferenceService(
             self.registry,
             regions=self._regions,
             tracing=tracing,
@@ -133,7 +134,7 @@ class App:
         self._devices: Mapping[str, str] = {}
         self._control = RepositoryController(
             self.registry,
-            open_repository(config),
+            repository,
             self._load_model,
             self._model_changed,
             mode=config.model_control,
@@ -146,7 +147,7 @@ class App:
         self._transports = TransportState(config)
         self._grpc = GrpcServer(
             config,
-            self._service,
+            self.service,
             self._extensions,
             self._response_batcher,
             self._transports,
@@ -170,7 +171,6 @@ class App:
     def _build_extensions(self, log_output: LogOutput | None) -> Sequence[Extension]:
         config = self.config
         extensions: list[Extension] = [
-            ModelConfigMethods(self.registry),
             StatisticsMethods(self.registry, None if self._several is None else self._several.peers),
             RepositoryMethods(self.registry, self._control),
             SharedMemoryMethods(self._regions),
@@ -189,24 +189,14 @@ class App:
                 OneProcessOnly(extension) if enabled.get(type(extension)) else extension
                 for extension in extensions
             ]
-        self._core_methods = CoreMethods(
-            self._service,
+        self.core_methods = CoreMethods(
+            self.service,
             self.registry,
             version=self._release,
             extensions=[name for extension in extensions for name in extension.names],
             processes=config.processes or 1,
         )
-        return self._core_methods, *extensions
-
-    @property
-    def service(self) -> InferenceService:
-        """The inference service, for callers with their own transport."""
-        return self._service
-
-    @property
-    def core_methods(self) -> CoreMethods:
-        """The metadata methods, for callers with their own transport."""
-        return self._core_methods
+        return self.core_methods, *extensions
 
     @property
     def port(self) -> int:
@@ -262,7 +252,7 @@ class App:
         shared = self._transports
         self._http = HttpServer(
             listening,
-            partial(InferenceApplication, self._service, self._extensions, shared, listening),
+            partial(InferenceApplication, self.service, self._extensions, shared, listening),
             unread=shared.unread,
             tls=shared.tls,
             limits=ConnectionLimits(self.config.max_connections),
@@ -280,7 +270,7 @@ class App:
 
         status = StatusReport(
             self.registry,
-            self._service,
+            self.service,
             self.config,
             lambda: self.address,
             lambda: self.transport,
@@ -297,12 +287,12 @@ class App:
         return ServerStatistics(
             release=self._release,
             transport=self.transport,
-            ready=self._service.ready,
+            ready=self.service.ready,
             open_streams=self._grpc.open_streams,
             call_threads=self._grpc.call_threads,
             http_connections=0 if self._http is None else self._http.connections,
             unsent_bytes=self._transports.unread.total,
-            refused=self._service.refused,
+            refused=self.service.refused,
             processes=self._processes(),
         )
 
@@ -342,7 +332,7 @@ class App:
         """Report NOT_SERVING and close the port of gRPC, but serve every call, for --drain-delay-seconds."""
         if not self.config.drain_delay:
             return
-        self._service.begin_lame_duck()
+        self.service.begin_lame_duck()
         if self._http is not None:
             self._http.announce_shutdown()
         self._grpc.announce_shutdown()
@@ -365,7 +355,7 @@ class App:
         return drained
 
     def _begin_drain(self) -> None:
-        self._service.begin_drain()
+        self.service.begin_drain()
         self._idle_work.end()
         if self._http is not None:
             self._http.begin_drain()
@@ -415,8 +405,7 @@ class App:
             on_device_lost=self._on_device_loss,
             batch_started=None if self._several is None else note_running,
             calls=self._calls.of_batch,
-            get_model=self.registry.get,
-            step_model=self.registry.step_model,
+            registry=self.registry,
             new_budget=new_budget,
         )
         with self._loading():
@@ -428,7 +417,7 @@ class App:
 
     def _model_changed(self, name: str) -> None:
         self._calls.graph.forget(name)
-        self._service.models_changed()
+        self.service.models_changed()
         self._publish_health(name, *{user.name for user in self.registry.users(name)})
 
     def _publish_health(self, *names: str) -> None:

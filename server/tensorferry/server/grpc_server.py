@@ -79,12 +79,10 @@ class GrpcServer:
         self._shared = shared
         self._servicer = ThreadedServicer(
             service,
+            shared,
             max_streams=config.max_streams or _MAX_THREADED_STREAMS,
             max_in_flight=config.max_in_flight_per_stream,
-            calls=shared.calls,
             extensions=extensions,
-            access=shared.access,
-            unread=shared.unread,
         )
         self._health = HealthService()
         self._unpackers = HandlerThreads(_UNPACK_THREADS, "unpack")
@@ -133,8 +131,8 @@ class GrpcServer:
     @property
     def open_streams(self) -> int:
         """The number of open streams of both transports."""
-        lane_streams = self._lane.open_streams if self._lane is not None else 0
-        return lane_streams + self._servicer.open_streams
+        lane_streams = self._lane.streams.open_streams if self._lane is not None else 0
+        return lane_streams + self._servicer.streams.open_streams
 
     @property
     def call_threads(self) -> int:
@@ -178,12 +176,10 @@ class GrpcServer:
             return Lane(
                 self._server,
                 self._service,
+                self._shared,
                 max_streams=self._config.max_streams or _MAX_LANE_STREAMS,
                 max_in_flight=self._config.max_in_flight_per_stream,
-                calls=self._shared.calls,
                 response_batcher=self._response_batcher,
-                access=self._shared.access,
-                unread=self._shared.unread,
                 unpackers=self._unpackers,
             )
         except Exception as error:
@@ -208,9 +204,9 @@ class GrpcServer:
 
     def begin_drain(self) -> None:
         """End open streams with UNAVAILABLE once every request that was read is answered."""
-        self._servicer.begin_drain()
+        self._servicer.streams.begin_drain()
         if self._lane is not None:
-            self._lane.begin_drain()
+            self._lane.streams.begin_drain()
 
     def report_not_serving(self) -> None:
         """Report NOT_SERVING from now on."""
@@ -218,9 +214,7 @@ class GrpcServer:
 
     def wait_until_sent(self, deadline: float) -> None:
         """Wait until all responses are sent, at most until `deadline`, a time of `time.monotonic`."""
-        self._servicer.wait_until_over(max(0.0, deadline - time.monotonic()))
-        if self._lane is not None:
-            self._lane.wait_until_over(max(0.0, deadline - time.monotonic()))
+        self._shared.calls.wait_until_none(max(0.0, deadline - time.monotonic()))
 
     def close(self, deadline: float) -> None:
         """Close the port and all connections, and end every call that is not over at `deadline`."""

@@ -1,4 +1,4 @@
-"""Names in the protocol: the pattern of model names, the names of standard services, and printable names of tensors."""
+"""Names in the protocol: the patterns of model names and versions, the names of standard services, and printable names of tensors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import re
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 # The same rule for error messages.
 NAME_RULE = "a name starts with a letter or digit, continues with letters, digits, '.', '_' and '-', and has at most 128 characters"
+
+# Of directories that have a version of a model.
+VERSION = re.compile("[1-9][0-9]*")
 
 # Not read from the descriptors, because the supervisor must not import protobuf.
 HEALTH_SERVICE = "grpc.health.v1.Health"

@@ -12,22 +12,9 @@ from tensorferry.server.errors import StartError
 
 _T = TypeVar("_T")
 
-_DATATYPE_OF_ONNX_TYPE = {
-    "tensor(bool)": "BOOL",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(float16)": "FP16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-    "tensor(bfloat16)": "BF16",
-    "tensor(string)": "BYTES",
-}
+# Of datatypes that ONNX Runtime does not call by the protocol's name in small letters.
+_ONNX_NAMES = {"FP16": "float16", "FP32": "float", "FP64": "double", "BF16": "bfloat16", "BYTES": "string"}
+_DATATYPE_OF_ONNX_TYPE = {f"tensor({_ONNX_NAMES.get(name, name.lower())})": name for name in DATATYPES}
 
 # The largest input that the requests of a batch can share. The limit exists because the values of each request are
 # compared with those of the others. A string counts as one byte.

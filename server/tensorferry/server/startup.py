@@ -10,10 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
+from tensorferry.server.config.flags import CommandParser, add_flags, config_file, read_flags
 from tensorferry.server.config.load import load_config
 from tensorferry.server.config.server_config import OPTIONS, ServerConfig
 from tensorferry.server.names import printable
@@ -63,7 +62,6 @@ def command_parser() -> argparse.ArgumentParser:
         help="path.onnx, name=path.onnx, or path.py with models that tensorferry.serving declares; instead of a path to ONNX, "
         "hf://ORG/REPO/FILE, s3://BUCKET/KEY, gs://BUCKET/KEY or https://HOST/FILE, optionally with #sha256=HASH",
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML file (also TENSORFERRY_CONFIG)")
     add_flags(parser, OPTIONS)
     return parser
 
@@ -71,17 +69,7 @@ def command_parser() -> argparse.ArgumentParser:
 def read_config(arguments: Sequence[str]) -> ServerConfig:
     """Return the configuration of a command line and this process's environment. ConfigError for bad options."""
     parsed, flags = read_flags(command_parser(), arguments, OPTIONS)
-    return load_config(parsed["models"], flags, os.environ, _file(parsed))
-
-
-def config_file(arguments: Sequence[str]) -> Path | None:
-    """Return the file of --config, or of its environment variable."""
-    return _file(read_flags(command_parser(), arguments, OPTIONS)[0])
-
-
-def _file(parsed: Mapping[str, Any]) -> Path | None:
-    file = parsed["config"] or os.environ.get("TENSORFERRY_CONFIG")
-    return Path(file) if file else None
+    return load_config(parsed["models"], flags, os.environ, config_file(parsed))
 
 
 def prepare_collector() -> None:
@@ -91,39 +79,31 @@ def prepare_collector() -> None:
     gc.set_threshold(_GC_THRESHOLD)
 
 
-def ready_fields(app: App) -> Mapping[str, Any]:
-    """Return what the ready line says of an application."""
-    return {
-        "ready": app.service.ready,
-        "failed": app.registry.unavailable(),
-        "metrics": app.metrics_url,
-        "http": app.http_url,
-        "models": [
-            {"name": m.name, "version": m.version, "signature": str(m.signature), "batching": m.batching}
-            for m in app.registry.models()
-        ],
-    }
-
-
-def print_ready_line(log_format: str, address: str, transport: str, fields: Mapping[str, Any]) -> None:
+def print_ready_line(app: App) -> None:
     """Print the one line on stdout: the server is ready."""
-    models, failed = fields["models"], fields["failed"]
-    others = {name: fields[name] for name in ("http", "metrics") if fields[name]}
-    if log_format == "json":
+    models = [
+        {"name": m.name, "version": m.version, "signature": str(m.signature), "batching": m.batching}
+        for m in app.registry.models()
+    ]
+    failed = app.registry.unavailable()
+    others = {name: url for name, url in (("http", app.http_url), ("metrics", app.metrics_url)) if url}
+    state = "ready" if app.service.ready else "listening, but not ready"
+    if app.config.log_format == "json":
         line: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": "info",
-            "message": "ready" if fields["ready"] else "listening, but not ready",
-            "address": address,
-            "transport": transport,
+            "message": state,
+            "address": app.address,
+            "transport": app.transport,
             "models": models,
             "failed": failed,
         }
         print(json.dumps({**line, **others}), flush=True)
         return
     names = {"http": "HTTP", "metrics": "metrics"}
-    where = ", ".join([address, *(f"{names[name]} on {url}" for name, url in others.items())])
-    state = "ready" if fields["ready"] else "listening, but not ready,"
+    where = ", ".join([app.address, *(f"{names[name]} on {url}" for name, url in others.items())])
+    if not app.service.ready:
+        state += ","
     text = f"tensorferry {version('tensorferry')} {state} on {where}: {describe_models(models)}"
     if failed:
         text += f"; {len(failed)} could not be loaded, {_some(failed)}"

@@ -122,24 +122,11 @@ _CACHE: dict[type[BaseException], _Mapping | None] = {}
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A gRPC status with its message; `retry_after` is in seconds, None if a retry does not help.
-
-    If not `answered`, the request may have ended the process that ran it. A client must then repeat it at most once, as
-    after a connection that broke.
-    """
+    """A gRPC status with its message; `retry_after` is in seconds, None if a retry does not help."""
 
     code: grpc.StatusCode
     message: str
     retry_after: float | None = None
-    answered: bool = True
-
-
-class StatusError(Exception):
-    """An error whose status another process of the server has decided."""
-
-    def __init__(self, status: Status) -> None:
-        super().__init__(status.message)
-        self.status = status
 
 
 # The status of an exception that is not in the table.
@@ -160,26 +147,20 @@ def status_of(
     if status is None:
         status = INTERNAL_ERROR
         _log.error("unexpected error while serving a request", exc_info=error, extra=about())
-    # The process that has decided a StatusError has logged it.
-    if not isinstance(error, StatusError):
-        # Quoted, because it can hold input of the client.
-        _log.debug("answering with %s: %r", status.code.name, status.message)
+    # Quoted, because it can hold input of the client.
+    _log.debug("answering with %s: %r", status.code.name, status.message)
     error.__traceback__ = error.__context__ = None
     return status
 
 
 def code_of(error: BaseException, *, triton: bool = False) -> grpc.StatusCode:
     """Return the code of an exception's status, for counters."""
-    if isinstance(error, StatusError):
-        return error.status.code
     row = _row_of(type(error))
     return grpc.StatusCode.INTERNAL if row is None else _code(row, triton)
 
 
 def mapped_status(error: BaseException, *, triton: bool = False) -> Status | None:
     """Return the status of an exception without logging; None if it is not in the table."""
-    if isinstance(error, StatusError):
-        return error.status
     row = _row_of(type(error))
     if row is None:
         return None
@@ -205,7 +186,7 @@ def trailing_metadata(status: Status) -> tuple[tuple[str, str | bytes], ...]:
     UNAVAILABLE without a hint gets a mark of this server, because a connection that breaks has the same code.
     """
     if status.retry_after is None:
-        return _SENT_BY_SERVER if status.code is grpc.StatusCode.UNAVAILABLE and status.answered else ()
+        return _SENT_BY_SERVER if status.code is grpc.StatusCode.UNAVAILABLE else ()
     return _retry_metadata(status.code, status.message, status.retry_after)
 
 

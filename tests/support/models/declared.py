@@ -24,12 +24,7 @@ def loading(folder: Path) -> Iterator[Load]:
 
     def load(declared: Any, calls: CallsOfBatch = no_calls, **options: Any) -> Model:
         source = ModelSource(declared.name, folder / "app.py", declaration=declared)
-        context = LoadContext(
-            ServerConfig((source,), **options),
-            calls=calls,
-            get_model=registry.get,
-            step_model=registry.step_model,
-        )
+        context = LoadContext(ServerConfig((source,), **options), calls=calls, registry=registry)
         loaded.append(load_model(source, context))
         registry.mark_ready(loaded[-1])
         return loaded[-1]

@@ -28,11 +28,7 @@ class ServedRepository:
         self.root = root
         self.registry = ModelRegistry()
         self.service = InferenceService(self.registry)
-        self.changed: list[str] = []
-        context = LoadContext(
-            ServerConfig(()), get_model=self.registry.get, step_model=self.registry.step_model
-        )
-        self._context = context
+        self._context = LoadContext(ServerConfig(()), registry=self.registry)
         # Runs the model "gated", once it is loaded.
         self.runner = ScriptedRunner(lambda x: {"y": x["x"] * 2}, gated=True)
         self.control: RepositoryController
@@ -56,23 +52,21 @@ class ServedRepository:
         if config:
             (self.root / name / "config.pbtxt").write_text(config)
 
-    def remove(self, name: str) -> None:
-        (self.root / name).rename(self.root.parent / f"{name} is gone")
-
     def start(
         self,
         *names: str,
         mode: str = "explicit",
         strict: bool = True,
         named: Sequence[ModelSource] = (),
+        poll_seconds: float = 3600.0,
     ) -> RepositoryController:
         self.control = RepositoryController(
             self.registry,
             Repository([self.root]),
             self._load,
-            self.changed.append,
+            lambda name: None,
             mode=mode,
-            poll_seconds=3600.0,
+            poll_seconds=poll_seconds,
         )
         self.control.start(named, names, strict=strict)
         self.registry.mark_complete()

@@ -268,28 +268,21 @@ def with_positions(path: Path, most: int = 20) -> Path:
     return written(path, text, first=np.int64(0), step=np.int64(1), table=np.arange(most, dtype=np.float32))
 
 
-def attention(path: Path, masked: bool = True, width: int = 8, layers: int = 1) -> Path:
-    """ids, mask INT64 [batch, sequence] → tokens FP32 [batch, sequence, width]: self-attention.
-
-    Positions with mask 0 have no weight. Without `masked`, the mask is ignored.
-    """
+def attention(path: Path) -> Path:
+    """ids, mask INT64 [batch, sequence] → tokens FP32 [batch, sequence, 8]: self-attention. Positions with mask 0 have no weight."""
     generator = np.random.default_rng(4)
-    weights = (generator.standard_normal((layers, 2, width, width)) / np.sqrt(width)).astype(np.float32)
-    layer = """
-        queries{i} = MatMul (x{i}, q{i}) keys{i} = Transpose <perm = [0, 2, 1]> (x{i})
-        scores{i} = MatMul (queries{i}, keys{i}) biased{i} = Add (scores{i}, bias)
-        shares{i} = Softmax <axis = 2> (biased{i}) values{i} = MatMul (shares{i}, x{i})
-        mixed{i} = MatMul (values{i}, v{i}) x{next} = Tanh (mixed{i})"""
-    text = f"""(int64[batch, sequence] ids, int64[batch, sequence] mask) => (float[batch, sequence, {width}] tokens) {{
-        x0 = Gather (table, ids) weight = Cast <to = 1> (mask) seen = Unsqueeze (weight, middle)
+    q, v = (generator.standard_normal((2, 8, 8)) / np.sqrt(8)).astype(np.float32)
+    table = generator.standard_normal((100, 8)).astype(np.float32)
+    text = """(int64[batch, sequence] ids, int64[batch, sequence] mask) => (float[batch, sequence, 8] tokens) {
+        x = Gather (table, ids) weight = Cast <to = 1> (mask) seen = Unsqueeze (weight, middle)
         unseen = Sub (one, seen) bias = Mul (unseen, low)
-        {"".join(layer.format(i=i, next=i + 1) for i in range(layers))}
-        tokens = Identity (x{layers})
-    }}"""
-    constants = {f"{name}{i}": weights[i, at] for i in range(layers) for at, name in enumerate("qv")}
-    table = generator.standard_normal((100, width)).astype(np.float32)
-    low = np.float32(-1e4 if masked else 0)
-    return written(path, text, table=table, middle=np.array([1]), one=np.float32(1), low=low, **constants)
+        queries = MatMul (x, q) keys = Transpose <perm = [0, 2, 1]> (x)
+        scores = MatMul (queries, keys) biased = Add (scores, bias)
+        shares = Softmax <axis = 2> (biased) values = MatMul (shares, x)
+        mixed = MatMul (values, v) tokens = Tanh (mixed)
+    }"""
+    numbers: dict[str, Any] = {"one": np.float32(1), "low": np.float32(-1e4)}
+    return written(path, text, table=table, q=q, v=v, middle=np.array([1]), **numbers)
 
 
 def found(path: Path) -> Path:

@@ -24,18 +24,17 @@ class Request:
     method: str
     path: str
     query: str
-    # By their names with capitals, as in If-Range.
+    # By their names with capitals, as in Content-Length.
     headers: Mapping[str, str]
 
 
 @dataclass
 class Response:
-    """A response. `body` is cut as Range asks, if `ranges`."""
+    """A response. `body` is cut as Range asks."""
 
     body: bytes = b""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    ranges: bool = True
 
 
 Respond = Callable[[Request], Response]
@@ -48,14 +47,15 @@ def etag_of(body: bytes) -> str:
 class WebServer:
     """Files by their path, with ETags. `respond` can be replaced; by default it serves `files`.
 
-    `cut_after` limits the bytes of the bodies of the next responses, one each, and then closes the connection.
+    `cut_after` limits the bytes of the bodies of the next responses, one each, and closes the connection once `hold` is set.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self.files: dict[str, bytes] = {}
         self.requests: list[Request] = []
         self.cut_after: list[int] = []
-        self.ranges = True
+        self.hold = threading.Event()
+        self.hold.set()
         self.etags = True
         self.respond: Respond = self._file
         server = self
@@ -102,7 +102,7 @@ class WebServer:
         if body is None:
             return Response(status=404)
         headers = {"ETag": etag_of(body)} if self.etags else {}
-        return Response(body, headers=headers, ranges=self.ranges)
+        return Response(body, headers=headers)
 
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
         parts = urlsplit(handler.path)
@@ -117,19 +117,17 @@ class WebServer:
         self.requests.append(request)
         response = _ranged(request, self.respond(request))
         handler.send_response(response.status)
-        for name, value in response.headers.items():
+        for name, value in {"Content-Length": str(len(response.body)), **response.headers}.items():
             handler.send_header(name, value)
-        chunked = response.headers.get("Transfer-Encoding") == "chunked"
-        if not chunked:
-            handler.send_header("Content-Length", str(len(response.body)))
         handler.end_headers()
         if request.method == "HEAD":
             return
-        body = response.body
-        if self.cut_after and len(body) > self.cut_after[0]:
-            body = body[: self.cut_after.pop(0)]
+        if self.cut_after and len(response.body) > self.cut_after[0]:
+            handler.wfile.write(response.body[: self.cut_after.pop(0)])
+            self.hold.wait()
             handler.close_connection = True
-        handler.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body)
+        else:
+            handler.wfile.write(response.body)
 
 
 class _Quiet(ThreadingHTTPServer):
@@ -141,14 +139,7 @@ class _Quiet(ThreadingHTTPServer):
 
 def _ranged(request: Request, response: Response) -> Response:
     match = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
-    condition = request.headers.get("If-Range")
-    if (
-        match is None
-        or not response.ranges
-        or response.status != 200
-        or not response.body
-        or (condition is not None and condition != response.headers.get("ETag"))
-    ):
+    if match is None or response.status != 200 or not response.body:
         return response
     start, last = int(match[1]), int(match[2] or len(response.body) - 1)
     last = min(last, len(response.body) - 1)

@@ -80,9 +80,8 @@ class World:
     def load(self, declared: Any, **options: Any) -> Model:
         """Serve a declared function."""
         source = ModelSource(declared.name, Path("app.py"), declaration=declared)
-        context = LoadContext(
-            ServerConfig((source,), **options), calls=self.calls.of_batch, get_model=self.registry.get
-        )
+        config = ServerConfig((source,), **options)
+        context = LoadContext(config, calls=self.calls.of_batch, registry=self.registry)
         model = load_model(source, context)
         self._serve(model)
         return model

@@ -6,14 +6,16 @@ import ctypes
 
 import numpy as np
 
-from tensorferry.server.runtime.gpu.pinned_memory import MemoryBlock
+from tensorferry.server.runtime.gpu.pinned_memory import DeviceMemory, MemoryBlock
 
 
-class CpuDeviceMemory:
-    """`DeviceMemory` in which host and device blocks are both ordinary memory."""
+class CpuDeviceMemory(DeviceMemory):
+    """Memory in which host and device blocks are both ordinary memory."""
 
     device_type = "cpu"
-    device_id = 0
+
+    def __init__(self) -> None:
+        self.device_id = 0
 
     def host(self, nbytes: int) -> MemoryBlock:
         array = np.zeros(nbytes, np.uint8)
@@ -31,6 +33,7 @@ class CountingDeviceMemory(CpuDeviceMemory):
     """Device memory that counts blocks and copies and can run out. Host blocks start with nonzero bytes."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.hosts: list[MemoryBlock] = []
         self.devices: list[MemoryBlock] = []
         self.loads = 0

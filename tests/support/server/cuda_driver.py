@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tensorferry.server.inference.shared_memory.cuda_driver import (
-    INVALID_HANDLE,
-    CudaDriver,
-    CudaError,
-    MappedMemory,
-)
+from tensorferry.server.inference.shared_memory.cuda_driver import INVALID_HANDLE, CudaDriver, CudaError
 
 ADDRESS = 1 << 20
 
@@ -35,13 +30,13 @@ class ScriptedDriver(CudaDriver):
     def count(self) -> int:
         return self._count
 
-    def open(self, device: int, handle: bytes) -> MappedMemory:
+    def open(self, device: int, handle: bytes) -> tuple[int, int]:
         fails = self.fails or (INVALID_HANDLE if handle != (self._handle or handle) else 0)
         if fails:
             raise CudaError("cuIpcOpenMemHandle", fails, "scripted")
         self.opened += 1
         self.meanwhile()
-        return MappedMemory(ADDRESS, len(self.content))
+        return ADDRESS, len(self.content)
 
     def close(self, device: int, address: int) -> None:
         assert address == ADDRESS

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+
+from tensorferry.server.runtime.gpu.gpu_readings import GpuReader
 
 
 class NVMLError(Exception):
@@ -27,7 +30,7 @@ class FakeGpu:
 
 
 class FakeNvml:
-    """NVML, whose order of GPUs is not CUDA's. `asked` lists the readings that were requested."""
+    """NVML, whose order of GPUs is not CUDA's."""
 
     NVML_TEMPERATURE_GPU = 0
     NVMLError = NVMLError
@@ -35,7 +38,6 @@ class FakeNvml:
     def __init__(self, *gpus: FakeGpu, starts: bool = True) -> None:
         self.gpus = gpus
         self.ready = 0
-        self.asked: list[str] = []
         self._starts = starts
 
     def nvmlInit(self) -> None:
@@ -86,10 +88,17 @@ class FakeNvml:
 
     def _read(self, gpu: FakeGpu, what: str) -> None:
         self._check()
-        self.asked.append(what)
         if what in gpu.unsupported:
             raise NVMLError("Not Supported")
 
     def _check(self) -> None:
         if not self.ready:
             raise NVMLError("Uninitialized")
+
+
+def reader_of(*gpus: FakeGpu, places: Sequence[str | None] | None = None) -> GpuReader:
+    """Return a reader of these GPUs. CUDA has them in the same order, or has GPUs at other places of the PCI bus."""
+    nvml = FakeNvml(*gpus)
+    nvml.nvmlInit()
+    found = [gpu.bus_id for gpu in gpus] if places is None else places
+    return GpuReader(nvml, lambda index: found[index])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable
 from types import TracebackType
 
 from support.server.rig import PATIENCE
@@ -11,10 +12,14 @@ from support.server.rig import PATIENCE
 UNARY = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING = 0, 1, 3, 4, 6
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
+_FRAME_BYTES = 16384
 _END_STREAM, _ACK, _END_HEADERS = 1, 1, 4
 _CANCEL = 8
 _INITIAL_WINDOW_SIZE = 4
+
+
+Wrap = Callable[[socket.socket], socket.socket]
 
 
 def message(data: bytes) -> bytes:
@@ -25,14 +30,20 @@ def message(data: bytes) -> bytes:
 class RawClient:
     """One connection. Calls are numbered 1, 3, 5, ... in the order in which they are begun.
 
-    `window` is the flow-control window of each call in bytes.
+    `window` is the flow-control window of each call in bytes. `wrap` makes the connection one of TLS. EOFError if the
+    server closes the connection while it is read.
     """
 
-    def __init__(self, address: str, *, window: int = 65535) -> None:
+    def __init__(self, address: str, *, window: int = 65535, wrap: Wrap = lambda bare: bare) -> None:
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), PATIENCE)
         settings = struct.pack(">HI", _INITIAL_WINDOW_SIZE, window)
-        self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, settings))
+        self._socket = socket.create_connection((host, int(port)), PATIENCE)
+        try:
+            self._socket = wrap(self._socket)
+            self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, settings))
+        except OSError:
+            self._socket.close()
+            raise
 
     def __enter__(self) -> RawClient:
         return self
@@ -57,7 +68,10 @@ class RawClient:
 
     def send(self, call: int, data: bytes, *, last: bool = False) -> None:
         """Bytes of a call's messages."""
-        self._socket.sendall(_frame(_DATA, _END_STREAM if last else 0, call, data))
+        for at in range(0, len(data) or 1, _FRAME_BYTES):
+            ends = last and at + _FRAME_BYTES >= len(data)
+            part = data[at : at + _FRAME_BYTES]
+            self._socket.sendall(_frame(_DATA, _END_STREAM if ends else 0, call, part))
 
     def cancel(self, call: int) -> None:
         """The call is over, the connection is not."""
@@ -67,6 +81,16 @@ class RawClient:
         """Nothing more is sent or read."""
         self._socket.close()
 
+    def reset(self) -> None:
+        """Close the connection by RST."""
+        reset(self._socket)
+
+    def acknowledge(self) -> None:
+        """Acknowledge the server's SETTINGS, once they have come."""
+        while self._next_frame()[0] != _SETTINGS:
+            pass
+        self._socket.sendall(_frame(_SETTINGS, _ACK, 0, b""))
+
     def ping(self, content: bytes) -> None:
         """Send a PING of eight bytes and read until it is acknowledged."""
         self._socket.sendall(_frame(_PING, 0, 0, content))
@@ -74,8 +98,16 @@ class RawClient:
             pass
 
     def await_data(self, call: int) -> None:
-        """Read until a part of a response has come. No room is made for more than HTTP/2's first 64 KiB."""
-        while self._next_frame()[::2] != (_DATA, call):
+        """Read until a part of a response has come, or the call has ended. No room is made for more than 64 KiB."""
+        while True:
+            kind, flags, of_call, _ = self._next_frame()
+            if of_call == call and (kind == _DATA or (kind == _HEADERS and flags & _END_STREAM)):
+                return
+
+    def await_end(self, call: int) -> None:
+        """Read until a call has ended, with room for all of its responses."""
+        self._socket.sendall(_frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", 1 << 30)))
+        while (frame := self._next_frame())[::2] != (_HEADERS, call) or not frame[1] & _END_STREAM:
             pass
 
     def _next_frame(self) -> tuple[int, int, int, bytes]:
@@ -88,9 +120,16 @@ class RawClient:
         data = b""
         while len(data) < count:
             part = self._socket.recv(count - len(data))
-            assert part, "the server has closed the connection"
+            if not part:
+                raise EOFError("the server has closed the connection")
             data += part
         return data
+
+
+def reset(connection: socket.socket) -> None:
+    """Close a connection by RST: SO_LINGER with time 0 discards unsent and unread bytes."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
 
 
 def _frame(kind: int, flags: int, call: int, payload: bytes) -> bytes:

@@ -18,17 +18,18 @@ from support.server.rig import PATIENCE
 from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
+from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import BuiltReply, InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.methods.core import CoreMethods
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.security.access_control import AccessControl
-from tensorferry.server.transport.call_admission import OpenCalls
 from tensorferry.server.transport.lane.lane import Lane
 from tensorferry.server.transport.lane.stream import StreamCall
 from tensorferry.server.transport.lane.unary import UnaryCall
 from tensorferry.server.transport.threaded_servicer import ThreadedServicer
+from tensorferry.server.transport.transport_state import TransportState
 
 
 class ScriptedCall(InferenceCall):
@@ -203,6 +204,13 @@ class _BesideTheLane(ThreadedServicer):
         raise AssertionError("ModelStreamInfer did not go through the lane")
 
 
+def shared_state(access: AccessControl | None = None, **options: Any) -> TransportState:
+    """What transports share, with this access control and these options of a server."""
+    shared = TransportState(ServerConfig(models=(), **options))
+    shared.access = access
+    return shared
+
+
 def _listen(server: grpc.Server) -> str:
     return f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
 
@@ -240,9 +248,9 @@ class ServedTransport:
 
     def drain_streams(self) -> None:
         """End open streams as a draining server does."""
-        self.servicer.begin_drain()
+        self.servicer.streams.begin_drain()
         if self.lane is not None:
-            self.lane.begin_drain()
+            self.lane.streams.begin_drain()
 
     def unary(self, method: str) -> Any:
         """Return a method of byte messages."""
@@ -273,20 +281,16 @@ def opened(
     before = set(threading.enumerate())
     registry = ModelRegistry()
     service = ScriptedService(registry)
-    limits: dict[str, Any] = {
-        "max_streams": max_streams,
-        "max_in_flight": max_in_flight,
-        "access": access,
-        "calls": OpenCalls(max_calls),
-    }
+    limits: dict[str, Any] = {"max_streams": max_streams, "max_in_flight": max_in_flight}
+    shared = shared_state(access, max_calls=max_calls)
     by_lane = transport == "lane"
     kind = _BesideTheLane if by_lane else ThreadedServicer
     core_methods = CoreMethods(service, registry, version="1.2.3")
-    servicer = kind(service, extensions=[core_methods], **limits)
+    servicer = kind(service, shared, extensions=[core_methods], **limits)
     threads = ThreadPoolExecutor(32, thread_name_prefix="handler")
     server = grpc.server(threads, options=[("grpc.so_reuseport", 0), *options])
     server.add_generic_rpc_handlers((servicer.handler(),))
-    lane = Lane(server, service, **limits) if by_lane else None
+    lane = Lane(server, service, shared, **limits) if by_lane else None
     address = listen(server)
     server.start()
     if lane is not None:

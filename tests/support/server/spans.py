@@ -48,7 +48,6 @@ class TracedService:
     def __init__(
         self,
         served: ServedTransport,
-        environment: dict[str, str] | None = None,
         *,
         fn: ModelFunction | None = None,
         **options: Any,
@@ -58,7 +57,7 @@ class TracedService:
         response_batcher = served.lane.response_batcher if served.lane is not None else ResponseBatcher()
         self.source = OpenTelemetrySource(
             SimpleSpanProcessor(self.exporter),
-            sampler_of(environment or {}),
+            sampler_of({}),
             Resource({}),
             SpanLimits(max_links=options.pop("max_links", None)),
             "1.2.3",
