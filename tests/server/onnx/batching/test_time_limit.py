@@ -23,9 +23,10 @@ def halved_until_small(path: Path) -> Path:
         y = Loop <body = b (int64 i, bool on, float[n] state) => (bool still_on, float[n] after) {
             after = Mul (state, half) small = Less (after, one) numbers = Cast <to = 1> (small)
             all = ReduceMin <keepdims = 0> (numbers) still_on = Equal (all, nothing)
-        }> ("", yes, x)
+        }> (most, yes, x)
     }"""
-    return written(path, text, yes=True, half=np.float32(0.5), one=np.float32(1), nothing=np.float32(0))
+    one, half, nothing = np.float32([1, 0.5, 0])
+    return written(path, text, most=np.int64(1 << 62), yes=True, half=half, one=one, nothing=nothing)
 
 
 def test_a_run_over_the_limit_is_stopped_and_the_next_one_works(tmp_path: Path) -> None:
