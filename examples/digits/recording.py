@@ -5,9 +5,12 @@ The commands are run, and what they print is drawn. `make recording` calls this.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -32,16 +35,18 @@ def command(text: str) -> list[str]:
     return [sys.executable, "-m", "tensorferry.server", *text.split()[1:]]
 
 
-def record(console: Console) -> None:
+def record(console: Console, environment: Mapping[str, str]) -> None:
     """Serve the model, run the calls, and print all of it to the console."""
 
     def show(typed: str, printed: str) -> None:
         console.print(Text("$ " + typed, style="bold green"))
-        console.print(Text(printed.rstrip()))
+        # A command that installs from this checkout names its path.
+        console.print(Text(printed.rstrip().replace(str(ROOT), ".")))
 
     server = subprocess.Popen(
         command(SERVE),
         cwd=ROOT,
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -57,7 +62,9 @@ def record(console: Console) -> None:
             sys.exit(f"the server did not start:\n{''.join(lines)}")
         show(SERVE + " &", "".join(lines))
         for call in CALLS:
-            done = subprocess.run(command(call), cwd=ROOT, capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                command(call), cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+            )
             show(call, done.stdout)
     finally:
         server.terminate()
@@ -65,9 +72,10 @@ def record(console: Console) -> None:
 
 
 def main() -> None:
-    with open("/dev/null", "w") as nowhere:
+    with open("/dev/null", "w") as nowhere, tempfile.TemporaryDirectory() as cache:
         console = Console(record=True, width=WIDTH, file=nowhere, force_terminal=True)
-        record(console)
+        # The verdicts are those of a first start.
+        record(console, {**os.environ, "XDG_CACHE_HOME": cache})
     style = _FONTS.sub("", CONSOLE_SVG_FORMAT).replace("Fira Code", "Menlo, Consolas, DejaVu Sans Mono")
     console.save_svg(str(PICTURE), title="tensorferry", code_format=style, unique_id="session")
     print(f"wrote {PICTURE.relative_to(ROOT)}")
