@@ -25,7 +25,7 @@ def halved_until_small(path: Path) -> Path:
             all = ReduceMin <keepdims = 0> (numbers) still_on = Equal (all, nothing)
         }> (most, yes, x)
     }"""
-    one, half, nothing = np.float32([1, 0.5, 0])
+    one, half, nothing = np.array([1, 0.5, 0], np.float32)
     return written(path, text, most=np.int64(1 << 62), yes=True, half=half, one=one, nothing=nothing)
 
 
