@@ -144,7 +144,8 @@ def test_headers_and_the_deadline_reach_the_service(served_door: Door) -> None:
     assert (with_deadline.id(), without.id()) == ("1", "2")
     assert set(sent) <= set(served_door.service.metadata["1"])
     assert served_door.service.callers["1"] is ANONYMOUS
-    assert before < served_door.service.deadlines["1"] < time.monotonic() + PATIENCE
+    # gRPC rounds a timeout up.
+    assert before < served_door.service.deadlines["1"] < time.monotonic() + 2 * PATIENCE
     assert served_door.service.deadlines["2"] == math.inf
 
 
