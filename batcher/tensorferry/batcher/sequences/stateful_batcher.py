@@ -57,7 +57,7 @@ class StatefulBatcher(Batcher):
         grow above that bound fails with QueueFull. No sequence is ended for another. `clients` also bounds the requests that
         wait for the one before them.
 
-    `controls` are further inputs of the function, which tell it of a request's place in its sequence. Other arguments are those of `Batcher`. States are of fixed datatypes; their shape may change from request to request.
+    `controls` are further inputs of the function, which say where a request stands in its sequence. Other arguments are those of `Batcher`. States are of fixed datatypes; their shape may change from request to request.
     """
 
     def __init__(

@@ -142,7 +142,7 @@ class LogOutput(logging.Handler):
             self.handleError(record)
 
     def put(self, line: str) -> None:
-        """Queue a line as it is. Never waits."""
+        """Queue a formatted line. Never waits."""
         data = (line + "\n").encode(errors="backslashreplace")
         if not self._writer.put(data, len(data)):
             with self._lost_lock:

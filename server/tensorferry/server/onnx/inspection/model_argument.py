@@ -83,7 +83,7 @@ def source_in(directory: Path) -> ModelSource:
 def loaded_models(
     sources: Sequence[ModelSource], config: ServerConfig
 ) -> Iterator[tuple[ModelSource, Model]]:
-    """Load models, each of which may use those before it; yield each. They are closed at the end of the iteration.
+    """Load models and yield each. A model may use those before it. All are closed at the end of the iteration.
 
     StartError if one cannot be loaded.
     """
