@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.processes.server import command, environment
+from support.processes.server import ServerProcess, command, environment
 
 from tensorferry.server.transport import grpc_environment as product
 
@@ -45,3 +45,14 @@ def test_onnx_runtime_stores_no_telemetry(digits_model: Path, tmp_path: Path) ->
     stored = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
     # What the server's own checks of the model found.
     assert all(path.parts[:2] == (".cache", "tensorferry") for path in stored)
+
+
+def test_threads_that_read_messages_interrupt_no_other_thread(plain: ServerProcess) -> None:
+    policies: dict[str, set[int]] = {}
+    for pid in plain.processes():
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            number = int(thread.name)
+            name = "main" if number == pid else (thread / "comm").read_text().strip()
+            policies.setdefault(name, set()).add(os.sched_getscheduler(number))
+    (own,) = policies["main"]
+    assert policies["event_engine"] == {os.SCHED_BATCH if own == os.SCHED_OTHER else own}

@@ -22,6 +22,7 @@ from tensorferry.server.system.addresses import address_of, cannot_listen
 from tensorferry.server.system.threads import HandlerThreads, essential_threads
 from tensorferry.server.transport.channel_args import core_options
 from tensorferry.server.transport.core_sockets import close_connections, close_port
+from tensorferry.server.transport.grpc_environment import read_in_batches
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 from tensorferry.server.transport.threaded_servicer import Extension, ThreadedServicer
 from tensorferry.server.transport.transport_state import TransportState
@@ -160,6 +161,7 @@ class GrpcServer:
         # grpcio's polling thread.
         with essential_threads():
             self._server.start()
+        read_in_batches()
         if self._lane is not None:
             self._response_batcher.serve(self.port)
             self._lane.start()
