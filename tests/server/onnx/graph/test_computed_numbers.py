@@ -48,6 +48,8 @@ BY_LENGTH = {
     "y = Transpose <perm = [2, 0, 1, 3]> (r2)",
 }  # fmt: skip
 
+_RELU_IF = """y = If <then_branch = p () => (p1) { p1 = Relu (x) }, else_branch = q () => (q1) { q1 = Softmax <axis = 0> (x) }> (d)"""
+
 BY_DATATYPE = {
     "a remainder with the sign of the dividend": "a = Constant <value_ints = [-6]> () b = Constant <value_ints = [4]> () "
     "c = Mod <fmod = 1> (a, b) e = Constant <value_ints = [2]> () w = Unsqueeze (x, e) t = Transpose <perm = [1, 0, 2]> (w) "
@@ -57,7 +59,33 @@ BY_DATATYPE = {
     "a difference below zero": "a = Constant <value = uint8 {3}> () b = Constant <value = uint8 {5}> () c = Sub (a, b) "
     "d = Cast <to = 9> (m) m = Greater (c, b) y = If <then_branch = p () => (p1) { p1 = Softmax <axis = 0> (x) }, "
     "else_branch = q () => (q1) { q1 = Relu (x) }> (d)",
+    "a product beyond its datatype": "a = Constant <value = int32[1] {1073741824}> () b = Constant <value = int32[1] {4}> () "
+    "c = Mul (a, b) o = Constant <value = int32[1] {1}> () e = Add (c, o) z = Constant <value = int32[1] {0}> () "
+    "p = Slice (x, z, e, z) y = Add (x, p)",
+    "a number that is cast to less bits": "a = Constant <value_ints = [4294967297]> () e = Cast <to = 6> (a) "
+    "z = Constant <value = int32[1] {0}> () p = Slice (x, z, e, z) y = Add (x, p)",
+    "a shape that is filled with bytes": "o = Constant <value_ints = [1]> () u = ConstantOfShape <value = uint8[1] {200}> (o) "
+    f"v = Add (u, u) w = Cast <to = 7> (v) k = Constant <value_ints = [400]> () d = Equal (w, k) {_RELU_IF}",
+    "a sum that is rounded": "a = Constant <value_float = 16777216.0> () b = Constant <value_float = 1.0> () c = Add (a, b) "
+    f"e = Equal (a, c) d = Not (e) {_RELU_IF}",
+    "a number that is rounded": "a = Constant <value_int = 16777217> () b = Cast <to = 1> (a) c = Cast <to = 7> (b) "
+    f"d = Equal (a, c) {_RELU_IF}",
+    "a fraction of two lengths, and its integer": "m = Shape <start = 1> (x) t = Constant <value_ints = [1, 2]> () k = Tile (x, t) "
+    "o = Constant <value_ints = [1]> () p = Pad (k, u, , o) u = Constant <value_ints = [0, 1]> () "
+    "g = Shape <start = 1> (p) q = Div (g, m) qf = Cast <to = 1> (q) gf = Cast <to = 1> (g) mf = Cast <to = 1> (m) rf = Div (gf, mf) "
+    f"d = Equal (qf, rf) {_RELU_IF}",
+    "a start before the first element": "k = Constant <value_ints = [0]> () a = Constant <value_ints = [-100]> () "
+    "b = Constant <value_ints = [-1000]> () t = Constant <value_ints = [-1]> () c = Slice (k, a, b, k, t) "
+    "m = ReduceMax <noop_with_empty_axes = 1> (x, c) y = Sub (x, m)",
 }  # fmt: skip
+
+# What collects the state of each iteration has other sizes than the last state.
+_LOOP = """one = Constant <value_ints = [1]> () zero = Constant <value_ints = [0]> () n = Constant <value_int = 1> () on = Constant <value = bool {1}> ()
+    w = Slice (x, zero, one, one) h = Concat <axis = 1> (w, w) last = Constant <value_ints = [-1]> ()
+    end, all = Loop <body = g (int64 i, bool d, float[N, K] h1) => (bool d2, float[N, K2] o, float[N, K] c1)
+    { d2 = Identity (d) c1 = Identity (h1) o = Slice (h1, zero, one, one) }> (n, on, h)
+    c = Squeeze (all, zero) k = Shape <start = 1, end = 2> (end) t = Concat <axis = 0> (last, k) r = Reshape (c, t)
+    s = Shape <start = 0, end = 1> (x) j = Concat <axis = 0> (r, w) y = Slice (j, zero, s, zero)"""
 
 
 @pytest.mark.parametrize("case", BY_NUMBER_OF_ROWS)
@@ -73,6 +101,10 @@ def test_different_functions_of_a_length_are_not_equal(case: str, tmp_path: Path
 @pytest.mark.parametrize("case", BY_DATATYPE)
 def test_numbers_are_computed_as_the_datatype_says(case: str, tmp_path: Path) -> None:
     _check(tmp_path, BY_DATATYPE[case])
+
+
+def test_what_a_loop_collects_has_sizes_of_its_own(tmp_path: Path) -> None:
+    _check(tmp_path, _LOOP)
 
 
 def test_a_function_with_the_name_of_an_operator_is_not_followed(tmp_path: Path) -> None:

@@ -158,7 +158,14 @@ class Repetition:
                 for at, (before, after) in enumerate(zip(now, carried, strict=True))
             ]
             if new == now:
-                return now, [*found[:skipped], *found[skipped + len(now) :]]
+                others = [*found[:skipped], *found[skipped + len(now) :]]
+                if any(
+                    begin is not None and begin.shape != end.shape
+                    for begin, end in zip(state, now, strict=True)
+                ):
+                    # Sizes of the state are those of the end; others are of any iteration.
+                    others = [self._of_any_iteration(at, value) for at, value in enumerate(others)]
+                return now, others
             now = new
         raise UnknownEffect("passes on tensors whose shape changes in each iteration")
 
@@ -174,6 +181,24 @@ class Repetition:
             self._label,
             lambda: merged(f"{self.name}.{at}", before, _without_content(after)),
             (before, after),
+        )
+
+    def _of_any_iteration(self, at: int, value: Value) -> Value:
+        """Return an output of the body with sizes that no other tensor has."""
+        if value.shape is None or value.problems is not None:
+            return value
+        rows = value.rows
+        if rows is not None and not (isinstance(rows.inner, int) and isinstance(rows.outer, int)):
+            return not_analysed(f"{self._label} collects rows of different lengths")
+        return replace(
+            value,
+            content=None,
+            shape=tuple(
+                size
+                if isinstance(size, int) or (rows is not None and axis == rows.axis)
+                else unknown(f"{self.name}.any{at}.{axis}", size)
+                for axis, size in enumerate(value.shape)
+            ),
         )
 
     def _kind(self, before: str, after: str) -> str:

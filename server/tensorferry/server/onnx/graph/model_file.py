@@ -186,8 +186,12 @@ def _content(tensor: onnx.TensorProto, shape: tuple[int, ...]) -> Value | None:
         array = numpy_helper.to_array(tensor)
     except Exception:  # a datatype that this version of onnx lacks, or data in another file
         return None
-    # Arithmetic on other integers may wrap around, and none of them is an axis or a size.
-    if array.dtype.kind not in "bif" or array.dtype in (np.int8, np.int16) or array.shape != shape:
+    # Arithmetic on other numbers may wrap around or be rounded, and none of them is an axis or a size.
+    if (
+        array.dtype.kind not in "bif"
+        or array.dtype in (np.int8, np.int16, np.float16)
+        or array.shape != shape
+    ):
         return None
     content: Content = array.astype(object)
     return of_content(content)

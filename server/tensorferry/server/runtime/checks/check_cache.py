@@ -30,7 +30,7 @@ _log = logging.getLogger("tensorferry.server")
 _T = TypeVar("_T")
 
 # To be increased when the checks or the format of the cache change.
-_VERSION = 4
+_VERSION = 5
 # The name of the external data file of a tensor in an ONNX file: key "location" of a StringStringEntryProto.
 _LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]*[\x00-\x7f])")
 

@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from tensorferry.server.onnx.graph.operators import MICROSOFT, ML, USES_ROW_INDICES, Node, operator
 from tensorferry.server.onnx.graph.row_axis import broadcast, reject_rows_on, require_rows_only_in
-from tensorferry.server.onnx.graph.rules.folding import fold
+from tensorferry.server.onnx.graph.rules.folding import fold, require_exact
 from tensorferry.server.onnx.graph.sizes import Product, is_size, unknown
 from tensorferry.server.onnx.graph.values import (
     Content,
@@ -81,7 +81,7 @@ def cast(node: Node) -> Value:
 
 
 # Datatypes that hold all sizes. Numbers are not followed into others, where they may wrap around or be rounded.
-_CONVERSIONS: Mapping[object, Callable[[Any], object]] = {
+_CONVERSIONS: Mapping[object, Callable[[Any], float]] = {
     TensorProto.BOOL: bool,
     TensorProto.INT32: int,
     TensorProto.INT64: int,
@@ -99,8 +99,12 @@ def _converted(content: Content, to: object) -> Content | None:
     for at, number in enumerate(content.flat):
         if not isinstance(number, Product):
             try:
-                result.flat[at] = convert(number)
-            except (OverflowError, ValueError):
+                result.flat[at] = converted = convert(number)
+                if to in (TensorProto.INT32, TensorProto.FLOAT) or (
+                    convert is int and isinstance(number, float)
+                ):
+                    require_exact(converted)
+            except (ArithmeticError, ValueError):
                 return None
         elif convert is bool:
             return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Mapping
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,21 @@ def fold(node: Node) -> Content | None:
 
 def _one(name: str, compute: Callable[..., Any], numbers: list[Any]) -> Any:
     found = compute(*numbers)
-    if isinstance(found, int) and abs(found) >= 2**63:
-        raise OverflowError("a number is too large")
+    if not isinstance(found, Product) and found not in (None, *numbers):
+        require_exact(found)
     return (
         unknown(f"{name}({','.join(map(str, numbers))})", *numbers, is_size=False) if found is None else found
     )
+
+
+def require_exact(number: float) -> None:
+    """Raise ArithmeticError if a datatype of the graph may hold another number: INT32 wraps around, FLOAT rounds."""
+    if (
+        abs(number) >= 2**31
+        if isinstance(number, int)
+        else struct.unpack("f", struct.pack("f", number))[0] != number
+    ):
+        raise OverflowError("the number depends on its datatype")
 
 
 def _either(
@@ -63,6 +73,14 @@ def _divided(a: Any, b: Any) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         return int(math.copysign(1, a) * math.copysign(1, b)) * (abs(a) // abs(b))
     return a / b
+
+
+def _ratio(a: Any, b: Any) -> Any:
+    found = quotient(a, b)
+    if found is None and isinstance(a, Product) and isinstance(b, Product):
+        # An integer or a fraction: the two must not have the same name.
+        raise ArithmeticError("the ratio depends on its datatype")
+    return found
 
 
 def _negative(number: Any) -> bool:
@@ -95,14 +113,11 @@ def _greatest(*numbers: Any) -> Any:
     return sizes.pop() if len(sizes) == 1 and all(map(is_size, sizes)) else None
 
 
-_ADD = _either(lambda *given: sum(given), _exact(lambda *given: reduce(total, given)))
-
 _OPERATORS: Mapping[str, Callable[..., Any]] = {
-    "Add": _ADD,
-    "Sum": _ADD,
+    "Add": _either(lambda a, b: a + b, _exact(total)),
     "Sub": _either(lambda a, b: a - b, _exact(lambda a, b: total(a, product(-1, b)))),
     "Mul": _either(lambda a, b: a * b, _exact(product)),
-    "Div": _either(_divided, _exact(quotient)),
+    "Div": _either(_divided, _exact(_ratio)),
     "Mod": _either(lambda a, b: a % b),
     "Neg": _either(lambda a: -a),
     "Abs": _either(abs, _if_size),

@@ -30,7 +30,20 @@ def multiply(node: Node, other: int = 1, having_rows: Collection[int] = (0, 1)) 
     if node.attribute("transBatchA", 0) or node.attribute("transBatchB", 0):
         raise UnknownEffect("moves the first axis of its inputs")
     require_rows_only_in(node, *having_rows)
-    return matrix_product(_factor(node, 0, "transA"), _factor(node, other, "transB"))
+    found = matrix_product(_factor(node, 0, "transA"), _factor(node, other, "transB"))
+    if found.rows is not None:
+        # Scales and zero points of input 0 may be those of the product's rows; all others are of its columns.
+        columns = found.rows.axis == len(found.sizes) - 1
+        for index, given in enumerate(node.inputs):
+            of_first = index < other if other > 1 else index in (2, 4)
+            if (
+                given is not None
+                and index not in having_rows
+                and (columns or of_first)
+                and given.sizes not in ((), (1,))
+            ):
+                raise UnknownEffect("has scales or zero points along the batch axis")
+    return found
 
 
 operator("QLinearMatMul")(partial(multiply, other=3, having_rows=(0, 3)))

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from onnx import numpy_helper
 
 from tensorferry.server.onnx.graph.model_file import constant
 from tensorferry.server.onnx.graph.operators import USES_ROW_INDICES, Node, axis_of, operator
@@ -200,8 +199,9 @@ def constant_of_shape(node: Node) -> Value:
     sizes = node.sizes("shape", 0) or []
     if len(sizes) <= 1 and all(isinstance(size, int) and size <= _MOST for size in sizes):
         given = node.attribute("value")
-        number = 0.0 if given is None else numpy_helper.to_array(given).reshape(-1)[0].item()
-        return of_content(np.full(tuple(sizes), number, object))
+        found = of_content(np.array([0.0], object)) if given is None else constant(given)
+        if found.content is not None:
+            return of_content(np.full(tuple(sizes), found.content.reshape(-1)[0], object))
     return constant_along_axes(tuple(size if is_size(size) else node.fresh(size) for size in sizes))
 
 

@@ -171,8 +171,8 @@ def _bounds(node: Node, name: str, index: int) -> list[Any] | None:
 
 
 def _slice(size: int, start: int, end: int, step: int) -> slice:
-    # In numpy, only None is an end before the first element.
-    return slice(start, None if step < 0 and end < -size else end, step)
+    # With a negative step, ONNX begins at the first element or later, and in numpy only None is an end before it.
+    return slice(max(start, -size) if step < 0 else start, None if step < 0 and end < -size else end, step)
 
 
 def _rows_of_part(rows: RowAxis, start: Any, end: Any, step: Any) -> RowAxis:
