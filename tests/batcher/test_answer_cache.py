@@ -125,7 +125,8 @@ def test_queued_requests_get_the_answer_of_an_equal_one(make: Make, model: Scrip
 def test_an_equal_request_that_waits_is_refused_and_expires_as_others(
     make: Make, model: ScriptedRunner, clock: VirtualClock
 ) -> None:
-    cache = AnswerCache(make(model, clock=clock, max_queue_size=2), 10_000, by_rows=True)
+    batcher = make(model, clock=clock, max_queue_size=2)
+    cache = AnswerCache(batcher, 10_000, by_rows=True)
     _, first = send(cache, rows(1), deadline=5.0)
     model.await_batches(1)
     _, early = send(cache, rows(1), deadline=1.0)
@@ -138,6 +139,7 @@ def test_an_equal_request_that_waits_is_refused_and_expires_as_others(
     model.open()
     assert isinstance(error_of(first), DeadlineExceeded)
     assert outputs(late) == [2]
+    assert batcher.statistics().queue_delays.sum == 7.0
 
 
 def test_a_closed_batcher_answers_those_that_wait_for_an_equal_one(make: Make, model: ScriptedRunner) -> None:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from batcher.conftest import Make
+from batcher.conftest import Busy, Make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batcher.rig import error, ignore, occupy, reproducible, result, results
@@ -147,6 +147,13 @@ def test_a_full_queue_accepts_clients_below_their_share(make: Make) -> None:
     assert "clients that hold less than their share" in str(error(greedy[2]))
     runner.open()
     results([first, *greedy[:2], *meek])
+
+
+def test_a_queue_that_a_higher_class_fills_refuses_every_client(busy: Busy) -> None:
+    batcher, _ = busy(None, 2, max_queue_size=1, priority_weights=(1, 1), clients=ClientPolicy(fair=True))
+    batcher.submit(1.0, client="a", priority=1)
+    with pytest.raises(QueueFull):
+        batcher.submit(1.0, client="b", priority=2)
 
 
 def test_the_kinds_of_a_single_client_run_in_order_of_their_deadlines(

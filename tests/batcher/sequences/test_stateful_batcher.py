@@ -411,6 +411,8 @@ def test_a_state_that_grows_above_the_bound_fails_its_request(make: Make) -> Non
 def test_requests_of_a_client_that_wait_count(make: Make, clock: VirtualClock, policy: ClientPolicy) -> None:
     runner = ScriptedRunner(running_total, gated=True)
     batcher = make(runner, clock=clock, clients=policy)
+    with pytest.raises(SequenceNotStarted):
+        send(batcher, 1, client="greedy")
     _, first = send(batcher, 1, client="greedy", **START)
     runner.await_batches(1)
     waiting, _ = send(batcher, 1, client="greedy")
@@ -486,8 +488,9 @@ def test_a_drain_answers_the_requests_that_wait(make: Make) -> None:
     sent = [send(batcher, 1, start=not at)[1] for at in range(3)]
     assert not batcher.idle
     assert not batcher.drain(0.0)
-    with pytest.raises(BatcherClosed):
-        send(batcher, 1)
+    for number in (1, None):
+        with pytest.raises(BatcherClosed):
+            send(batcher, 1, number)
     runner.open()
     assert batcher.drain(PATIENCE)
     assert [value(each) for each in sent] == [10, 20, 30]
@@ -501,6 +504,7 @@ def test_a_close_without_a_drain_fails_the_requests_that_wait(make: Make) -> Non
     runner.open()
     assert value(first) == 10
     assert isinstance(error_of(after), BatcherClosed)
+    assert batcher.statistics().refusals == {"closed": 1}
 
 
 def test_many_sequences_keep_their_own_states(make: Make) -> None:

@@ -183,7 +183,9 @@ class RequestCompleter:
 
     def answer_without_run(self, request: Request, outcome: Outcome) -> None:
         """Answer a request without a batch."""
-        self._counters.answered_in_parts(0.0, NO_BATCH)
+        total = self._clock.now() - request.arrival
+        # NaN for a request that was never queued.
+        self._counters.answered_in_parts(total if total > 0 else 0.0, NO_BATCH)
         self._complete(request, outcome)
 
     def count_split(self, whole: Request, outcome: Outcome) -> None:

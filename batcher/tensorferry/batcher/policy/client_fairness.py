@@ -81,13 +81,13 @@ class StartTimeFairQueue:
     def over_share_client(self, client: str, rows: int, most: int) -> str | None:
         """Return the client that must make room in a full queue of `most` rows for `rows` of another.
 
-        It holds the most beyond its share. None if `client` itself would exceed its share.
+        It holds the most beyond its share. None if `client` itself would exceed its share, or other classes fill the queue.
         """
         share = self.shares.get(client)
         weight = self._weights.get(client, 1)
         load = ((share.rows if share is not None else 0) + rows) / weight
         fair = most / (self.weight + (weight if share is None else 0))
-        if load > fair:
+        if load > fair or not self.shares:
             return None
         heaviest = self.shares.get(self._over_share)
         if heaviest is None or heaviest.load <= fair:

@@ -132,7 +132,8 @@ class StatefulBatcher(Batcher):
             return self._accept(request, notify=notify, skip_admission=skip_admission)
         except BaseException:
             request.complete = complete
-            self._uncount(request, nbytes)
+            with self._sequences_lock:
+                self._quotas.rejected(request, now)
             raise
 
     def _uncount(self, request: Request, nbytes: int) -> None:
@@ -160,21 +161,23 @@ class StatefulBatcher(Batcher):
     def _accept(self, request: Request, *, notify: bool, skip_admission: bool) -> bool:
         """Let a request begin, or wait for the one before it."""
         tag = request.sequence or _ALONE
-        if tag.id is None:
-            tag = tag._replace(start=True, end=True)
-            return self._enter(request, tag, self._initial, self._alone(request, tag), notify, skip_admission)
+        living: Living | None = None
         with self._sequences_lock:
             if self._closing:
                 raise self._rejected(request, BatcherClosed("the batcher is closed; it accepts no requests"))
-            try:
-                living = self._table.admit(request, tag, self._clock.now())
-            except Exception as error:
-                raise self._rejected(request, error) from None  # type: ignore[arg-type]
-            if living is None:
-                if request.deadline < self._look_at:
-                    self._look_at = request.deadline
-                    self._look_due.notify()
-                return False
+            if tag.id is not None:
+                try:
+                    living = self._table.admit(request, tag, self._clock.now())
+                except Exception as error:
+                    raise self._rejected(request, error) from None  # type: ignore[arg-type]
+                if living is None:
+                    if request.deadline < self._look_at:
+                        self._look_at = request.deadline
+                        self._look_due.notify()
+                    return False
+        if living is None:
+            tag = tag._replace(start=True, end=True)
+            return self._enter(request, tag, self._initial, self._alone(request, tag), notify, skip_admission)
         try:
             return self._begin(living, request, tag, notify=notify, skip_admission=skip_admission)
         except BaseException:
@@ -306,7 +309,7 @@ class StatefulBatcher(Batcher):
                 with self._sequences_lock:
                     self._table.failed(living, tag, EndReason.FAILED)
                     self._hand_out_locked(failed)
-                self._fail_waiting(failed)
+                self._fail_waiting(failed, counted=True)
             finally:
                 with self._sequences_lock:
                     self._beginning -= 1
@@ -320,11 +323,14 @@ class StatefulBatcher(Batcher):
         if self._closing:
             self._look_due.notify()
 
-    def _fail_waiting(self, failed: Sequence[tuple[Request, BaseException]]) -> None:
-        """Complete requests that were handed out and never reached the queue. The batcher counts them as refused."""
+    def _fail_waiting(
+        self, failed: Sequence[tuple[Request, BaseException]], *, counted: bool = False
+    ) -> None:
+        """Complete requests that were handed out and never reached the queue, and count them as refused unless they are."""
         with self._completer.handed_out([request for request, _ in failed]):
             for request, error in failed:
-                self._counters.refused(error, request.rows_counted)
+                if not counted:
+                    self._counters.refused(error, request.rows_counted)
                 complete, request.complete = request.complete, already_completed
                 request.tensors = ()
                 self._completer.call(complete, Outcome(error=error))
@@ -389,7 +395,7 @@ class StatefulBatcher(Batcher):
         if self._workers.owns_current_thread:
             return False
         until = self._until(timeout)
-        with self._waiting_changed:
+        with self._sequences_lock:
             if not self._none_waits_locked(until):
                 return False
         return super().wait_idle(self._left(until))
