@@ -130,6 +130,13 @@ def test_a_wrong_answer_is_an_error_that_names_both(
     assert infer(client, method)["x"].tolist() == X["x"].tolist()
 
 
+def test_float64_is_not_taken_for_bfloat16(server: ScriptedServer, client: InferenceClient) -> None:
+    """For numpy, None is the dtype float64."""
+    server.servicer.models["m"] = model("m", {"x": "FP64 -1"}, {"x": "BF16 -1"})
+    with pytest.raises(Internal, match="has FP64 for output 'x', expected BF16"):
+        client.infer("m", {"x": [1.0]})
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_an_answer_with_another_id_is_an_error(
     server: ScriptedServer, client: InferenceClient, method: str

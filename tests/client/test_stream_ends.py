@@ -147,18 +147,32 @@ async def test_a_call_that_ends_between_requests_wakes_the_consumer_of_asyncio(
         await anext(outcomes)
 
 
-async def test_a_source_that_awaits_something_cancelled_ends_the_stream(aclient: aio.InferenceClient) -> None:
+class NoException(BaseException):
+    """Such as those of pytest.skip."""
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, NoException])
+async def test_what_a_source_raises_ends_the_stream(
+    kind: type[BaseException], aclient: aio.InferenceClient
+) -> None:
     async def source() -> AsyncIterator[StreamRequest]:
         for request in rows(1):
             yield request
-        cancelled = asyncio.get_running_loop().create_future()
-        cancelled.cancel()
-        await cancelled
+        failed = asyncio.get_running_loop().create_future()
+        failed.set_exception(kind()) if kind is NoException else failed.cancel()
+        await failed
 
     outcomes = aclient.stream("row", source())
     assert (await anext(outcomes)).id == "r0"
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(kind):
         await asyncio.wait_for(anext(outcomes), 30)
+
+
+def test_a_sequence_begins_with_the_first_request_that_is_sent(client: InferenceClient) -> None:
+    with client.sequence("row") as sequence:
+        with pytest.raises(TypeError, match="mapping"):
+            sequence.infer({"x": [1]}, parameters=5)  # type: ignore[arg-type]
+        assert sequence.infer({"x": [1]}).parameters["sequence_start"] is True
 
 
 def test_sequences_of_programs_with_one_seed_have_different_ids(client: InferenceClient) -> None:

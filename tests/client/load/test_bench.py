@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from io import TextIOWrapper
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -182,6 +183,19 @@ def test_the_largest_rate_with_a_condition(
     assert "495 per second: rate>500 is not met: it is 495/s" in capsys.readouterr().err
 
 
+def test_a_reader_of_the_output_that_has_ended_is_no_error(
+    server: ScriptedServer, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command `tensorferry` ends without a word then."""
+    load(lambda step: measured(tally(0.001), step=step))
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb", buffering=0) as pipe:
+        monkeypatch.setattr(sys, "stdout", TextIOWrapper(pipe, write_through=True))
+        with pytest.raises(BrokenPipeError):
+            bench.main([server.target, "row", "--concurrency", "2"])
+
+
 @pytest.mark.parametrize("words", [["--rate", "50"], ["--find-rate", "p99<10ms"]])
 def test_no_answer_at_all_is_a_failure(
     server: ScriptedServer, load: Load, capsys: Output, words: list[str]
@@ -312,18 +326,21 @@ def test_ctrl_c_ends_all_processes(server: ScriptedServer) -> None:
     polling.until(lambda: group_is_empty(started.pid))
 
 
-def test_a_load_process_that_is_killed_is_an_error(server: ScriptedServer) -> None:
+@pytest.mark.parametrize("before", [False, True])
+def test_a_load_process_that_is_killed_is_an_error(server: ScriptedServer, before: bool) -> None:
+    """During a step, or before it."""
     body = pb.ModelInferRequest(model_name="row").SerializeToString()
     plan, steps = Plan(warmup=0.0, duration=1000.0), [Step(concurrency=1)]
 
-    def kill(step: Step, number: int, interval: object) -> None:
+    def kill(*_: object) -> None:
         processes._processes[0].kill()
+        processes._processes[0].join()
 
-    with (
-        LoadProcesses(plan, steps, Target(server.target), {1: [body]}, progress=kill) as processes,
-        pytest.raises(LoadError, match="load process 0 ended unexpectedly with status -9"),
-    ):
-        processes.run(steps[0])
+    with LoadProcesses(plan, steps, Target(server.target), {1: [body]}, progress=kill) as processes:
+        if before:
+            kill()
+        with pytest.raises(LoadError, match="load process 0 ended unexpectedly with status -9"):
+            processes.run(steps[0])
 
 
 def test_a_server_that_cannot_be_reached_by_the_load() -> None:

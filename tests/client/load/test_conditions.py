@@ -20,6 +20,7 @@ SPREAD = measured(tally(*[at / 1000 for at in range(1, 101)], failures={"INTERNA
         ("p99 < 0.2s", True),
         ("p99<90000us", False),
         ("p999<101ms", True),
+        ("p99.9<99ms", False),
         ("p50>40ms", True),
         ("mean<51ms", True),
         ("errors<21%", True),
@@ -33,7 +34,7 @@ def test_a_condition_holds_or_not(text: str, holds: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "p99", "p99<", "p9<1s", "p99<1", "p99<1%", "errors<1ms", "rate<3s", "p99=1s"]
+    "text", ["", "p99", "p99<", "p9<1s", "p100<1s", "p99<1", "p99<1%", "errors<1ms", "rate<3s", "p99=1s"]
 )
 def test_what_is_no_condition_is_refused(text: str) -> None:
     with pytest.raises(BadOption, match="expected "):
@@ -76,6 +77,7 @@ def test_the_largest_rate_is_found_by_bisection(capacity: float, noisy: bool) ->
 
 def test_a_rate_that_is_not_kept_or_fails_does_not_count() -> None:
     wanted = condition("p99<1s")
-    assert meets(at_rate(100.0, 0.1, 98), wanted)
-    assert not meets(at_rate(100.0, 0.1, 96), wanted)
+    assert meets(at_rate(10_000.0, 0.1, 9_401), wanted)
+    assert not meets(at_rate(10_000.0, 0.1, 9_399), wanted)
+    assert meets(at_rate(10.0, 0.1, 6), wanted), "random arrivals of a low rate can be few"
     assert not meets(at_rate(100.0, 0.1, 100, failed=1), wanted)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 
@@ -14,6 +15,8 @@ from tensorferry.client.aio.inference import InferenceCalls
 from tensorferry.client.connection.context import Compression, Headers
 from tensorferry.client.connection.endpoints import Endpoints
 from tensorferry.client.messages.codec import InferenceResult, Inputs, Outputs, Parameter
+
+T = TypeVar("T")
 
 
 class InferenceClient(InferenceCalls):
@@ -34,6 +37,7 @@ class InferenceClient(InferenceCalls):
         self._open_endpoints = endpoints
         # Opened by the first call, because channels of grpcio belong to a running event loop.
         self._opened: Endpoints | None = None
+        self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
     def _endpoints(self) -> Endpoints:
@@ -41,6 +45,12 @@ class InferenceClient(InferenceCalls):
             self._check_open()
             self._opened = self._open_endpoints(grpc.aio)
         return self._opened
+
+    def _begin(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        begun = super()._begin(call, *arguments, **options)
+        if isinstance(begun, grpc.aio.StreamStreamCall):
+            self._streams.add(begun)
+        return begun
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,6 +68,9 @@ class InferenceClient(InferenceCalls):
         """
         self._closed = True
         self._closing.set()
+        # Some versions of grpcio, such as 1.81, do not end them with their channel.
+        for call in list(self._streams):
+            call.cancel()
         for connection in self._opened.close() if self._opened else ():
             await connection.channel.close()
             await connection.stream_channel.close()

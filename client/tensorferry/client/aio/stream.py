@@ -118,10 +118,10 @@ class _RequestFeed:
     async def _next(self) -> StreamRequest | None:
         try:
             return await anext(self._requests, None)
-        except asyncio.CancelledError as error:
+        except BaseException as error:
             if waits.caller_cancelled():
                 raise
-            # The caller's iterable awaited something that was cancelled.
+            # The caller's iterable raised it, or awaited something that was cancelled.
             self._failure = error
             return None
 

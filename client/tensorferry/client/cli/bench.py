@@ -82,6 +82,9 @@ def main(argv: Sequence[str]) -> int:
         return INTERRUPTED
     except InferenceError as error:
         print(f"{parser.prog}: {address}: {tables.plain(str(error))}", file=sys.stderr)
+    except BrokenPipeError:
+        # Of the output, as in `call_server`.
+        raise
     except OSError as error:
         print(f"{parser.prog}: {one_line(str(error))}", file=sys.stderr)
     return 1

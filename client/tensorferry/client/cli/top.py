@@ -137,10 +137,10 @@ def _speaks_http2(url: str, timeout: float) -> bool:
 
 
 def _interval(text: str) -> float:
-    seconds = float(text)
-    if not 0.1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not from 0.1 to 3600")
-    return seconds
+    with contextlib.suppress(ValueError):
+        if 0.1 <= (seconds := float(text)) <= 3600:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is not from 0.1 to 3600")
 
 
 def _once(url: str, samples: StatusSamples, arguments: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from tensorferry.client.load.results import StepResult
 from tensorferry.client.load.steps import BadOption, Step
 
-_FORM = re.compile(r"(p\d{2,3}|mean|errors|rate)\s*([<>])\s*(\d+(?:\.\d+)?)\s*(us|ms|s|%|/s)?")
+_FORM = re.compile(r"(p(?!100)\d{2}(?:\.?\d)?|mean|errors|rate)\s*([<>])\s*(\d+(?:\.\d+)?)\s*(us|ms|s|%|/s)?")
 # Factors of the units of a figure; all others are latencies.
 _UNITS: Mapping[str, Mapping[str | None, float]] = {
     "errors": {"%": 0.01, None: 1.0},
@@ -20,8 +21,8 @@ _EXPECTED = "a condition such as p99<50ms, mean<2ms, errors<0.1% or rate>1000"
 
 # The search for a rate ends when the bounds are this close, or after this many rates.
 _CLOSE, _MOST_RATES = 1.03, 12
-# A rate counts as kept if as large a share of it is answered.
-_KEPT = 0.97
+# A rate counts as kept if as large a share of it is answered. Random arrivals may be fewer by as many standard deviations.
+_KEPT, _DEVIATIONS = 0.97, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Condition:
             return result.failed / calls if calls else None
         if self.figure == "mean":
             return result.latencies.mean
-        digits = self.figure[1:]
+        digits = self.figure[1:].replace(".", "")
         return result.latencies.percentile(int(digits) / 10 ** len(digits))
 
     def holds(self, result: StepResult) -> bool:
@@ -92,5 +93,6 @@ def find_rate(run: Callable[[Step], StepResult], wanted: Condition, capacity: fl
 
 def meets(result: StepResult, wanted: Condition) -> bool:
     """Return whether a rate is kept, without an error, and meets the condition."""
-    kept = result.requests_per_second >= _KEPT * (result.step.rate or 0.0)
+    expected = result.seconds * (result.step.rate or 0.0)
+    kept = result.answered >= _KEPT * expected - _DEVIATIONS * math.sqrt(expected)
     return kept and not result.failed and wanted.holds(result)

@@ -76,8 +76,7 @@ class LoadProcesses:
 
     def __exit__(self, *_: object) -> None:
         for connection in self._connections:
-            with contextlib.suppress(OSError):
-                connection.send(None)
+            _send(connection, None)
             connection.close()
         for started in self._processes:
             started.join(_STOP_SECONDS)
@@ -90,12 +89,12 @@ class LoadProcesses:
         plan, parts = self._plan, self._plan.parts(step)
         connections = self._connections[: len(parts)]
         for connection, part in zip(connections, parts, strict=True):
-            connection.send(part)
+            _send(connection, part)
         for connection in connections:
             self._receive(connection, time.monotonic())
         begin = time.monotonic() + _HEAD_START_SECONDS
         for connection in connections:
-            connection.send(begin)
+            _send(connection, begin)
         # While the load runs, so that both ends of the difference are under it.
         time.sleep(max(0.0, begin + plan.warmup - time.monotonic()))
         before, after = self._statistics(), None
@@ -134,3 +133,9 @@ class LoadProcesses:
         if isinstance(received, LoadError):
             raise received
         return received
+
+
+def _send(connection: Connection, message: object) -> None:
+    """Send to a load process; if that has ended, `_receive` says so."""
+    with contextlib.suppress(OSError):
+        connection.send(message)

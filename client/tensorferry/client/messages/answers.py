@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import numpy as np
 
 from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError
@@ -103,7 +104,7 @@ def difference(
         datatype, has_rows = declared.outputs[name]
         if name in classified:
             datatype = "BYTES"
-        if array.dtype != _DTYPES.get(datatype) and tensors.datatype_of(array) != datatype:
+        if array.dtype != _DTYPES.get(datatype, np.void) and tensors.datatype_of(array) != datatype:
             received = f"{tensors.datatype_of(array)} for output {name!r}"
             return _error(request, received, f"{datatype}, as its metadata says", _WRONG_METADATA)
         if rows is not None and has_rows and array.shape[:1] != (rows,):

@@ -48,10 +48,10 @@ class InferenceSequence:
             raise InvalidInput("the sequence", "one that goes on", "one that is over", "begin another one")
         of_sequence: dict[str, Parameter] = {"sequence_id": self.id, "sequence_end": end}
         of_sequence["sequence_start"] = self._results is None
-        if self._results is None:
-            self._results = self._stream(self._sent())
         request = StreamRequest(inputs, request_id, outputs, {**(parameters or {}), **of_sequence})
         self._over = True
+        if self._results is None:
+            self._results = self._stream(self._sent())
         self._requests.put(request)
         for result in self._results:
             self._over = end
