@@ -21,7 +21,7 @@ from polling import PATIENCE, until
 from support.models import small
 from support.processes import observed
 from support.processes.probe import stub_of
-from support.processes.server import ServerProcess, running
+from support.processes.server import ServerProcess, run_command, running
 
 from tensorferry.client import InferenceClient
 from tensorferry.protos import inference_pb2 as pb
@@ -155,6 +155,15 @@ def test_sighup_replaces_the_processes_one_by_one(server: ServerProcess, factor_
         assert client.infer("times", {"x": x})["y"].tolist() == [[3, 3, 3]]
     assert not {*before} & {*processes(server)}
     assert len(server.errors()) == errors
+
+
+def test_a_long_reason_of_a_failed_start_is_printed(tmp_path: Path) -> None:
+    app, reason = tmp_path / "app.py", "é" * 15_000
+    app.write_text(f"raise RuntimeError({reason!r})")
+    failed = run_command("serve", app, "--processes", "2")
+    assert failed.returncode == 1
+    assert failed.stderr.count(f"RuntimeError: {reason}") == 1
+    assert "(bug)" not in failed.stderr
 
 
 def test_sighup_changes_no_port_and_reports_a_bad_file(

@@ -124,7 +124,7 @@ def test_another_file_ends_the_wait_for_a_message(launch: Launch) -> None:
 
 @pytest.mark.parametrize(
     ("messages", "fields", "reason"),
-    [(600, LARGE, r"16\d{6} bytes wait for it"), (1, {"x": "x" * 100_000}, "a message has 100")],
+    [(600, LARGE, r"16\d{6} bytes wait for it"), (1, {"x": "x" * 2_000_000}, "a message has 2000")],
 )
 def test_a_child_that_cannot_be_sent_messages_is_killed(
     launch: Launch, caplog: pytest.LogCaptureFixture, messages: int, fields: dict[str, str], reason: str

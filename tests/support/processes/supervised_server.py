@@ -20,7 +20,7 @@ def main(descriptors: str, argv: list[str]) -> None:
     assert message is not None
     start = message.fields
     # The server would end with its default actions.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(os.getpid(), number)
     report("server", start=start, argv=argv, gpus=os.environ["CUDA_VISIBLE_DEVICES"])
     if "leave-orphan" in argv:

@@ -26,7 +26,8 @@ _T = TypeVar("_T")
 
 # A child for which this many bytes wait, beside the largest content, does not work.
 _MAX_UNSENT_BYTES = 16 << 20
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# What operators send to a server. A child does nothing at them.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # The child of `run_in_child`, and the most bytes of its argument.
 _FUNCTION_MODULE = "tensorferry.server.processes.in_child"
 MAX_ARGUMENT_BYTES = 1 << 30
@@ -104,8 +105,8 @@ class Child:
             stack.callback(os.close, own_end)
             passed = (socket_of_child.fileno(), lifeline)
             # Blocked until the child ignores them: an operator's Ctrl-C is sent to every process of the terminal's group, and
-            # systemd sends SIGTERM to every process of the service. The parent decides when a child ends.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            # systemd sends SIGTERM, or SIGHUP, to every process of the service. The parent decides when a child ends.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             try:
                 process = subprocess.Popen(
                     # -P, because a module in the working directory must not replace one of the server.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.processes.child import Child, ExitStatus
+from tensorferry.server.processes.child import SIGNALS, Child, ExitStatus
 from tensorferry.server.processes.messages import MessageError
 from tensorferry.server.processes.port import PortReservation
 from tensorferry.server.processes.slot import ServerSlot
@@ -24,8 +24,6 @@ _log = logging.getLogger("tensorferry.server")
 _KILLED_SECONDS = 2.0
 # The path of a Unix socket has at most 107 bytes; the socket's name is added.
 _MAX_FOLDER_BYTES = 90
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def run_supervisor(
@@ -60,7 +58,7 @@ class EventLoop:
         os.set_blocking(self._writing, False)
         signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         # Not SIG_IGN for SIGCHLD: the kernel would discard how children end.
-        for number in (*_SIGNALS, signal.SIGCHLD):
+        for number in (*SIGNALS, signal.SIGCHLD):
             signal.signal(number, lambda received, frame: None)
         self._selector.register(self._signals, selectors.EVENT_READ)
 
@@ -75,7 +73,7 @@ class EventLoop:
             else:
                 child.abandon()
         self._selector.close()
-        for number in _SIGNALS:
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)

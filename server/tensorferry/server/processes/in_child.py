@@ -16,12 +16,10 @@ from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
-from tensorferry.server.processes.child import MAX_ARGUMENT_BYTES
+from tensorferry.server.processes.child import MAX_ARGUMENT_BYTES, SIGNALS
 from tensorferry.server.processes.messages import Channel, Message, MessageError
 
 _log = logging.getLogger("tensorferry.server")
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Callbacks = Mapping[str, Callable[[dict[str, Any]], None]]
 
@@ -34,8 +32,8 @@ def exit_at_once() -> NoReturn:
 class Parent:
     """The process that started this one, as a `Child` with this first argument. `send` is thread-safe.
 
-    Create it on the main thread. From then on SIGTERM and SIGINT do nothing, because the parent decides when a child ends,
-    and the kernel kills this process when the parent ends.
+    Create it on the main thread. From then on `SIGNALS` do nothing, because the parent decides when a child ends, and the
+    kernel kills this process when the parent ends.
     """
 
     def __init__(self, descriptors: str, max_content: int = 0) -> None:
@@ -93,12 +91,12 @@ def _end_only_with_parent(lifeline: int) -> None:
     Also while native code holds the interpreter. The parent-death signal of Linux would be sent at the end of the thread
     that started this process.
     """
-    for number in _SIGNALS:
+    for number in SIGNALS:
         # A function that does nothing: programs that a user's code starts would inherit SIG_IGN.
         signal.signal(number, _ignore)
         signal.siginterrupt(number, False)
     # The parent has blocked them, so that none could end the process before this moment.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-MAX_FIELDS_BYTES = 64 << 10
+MAX_FIELDS_BYTES = 1 << 20
 # Content of at most this many bytes is sent together with its fields.
 _JOINED_BYTES = 64 << 10
 # Most bytes of one read; more for a message that is known to be longer.

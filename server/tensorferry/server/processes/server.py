@@ -23,6 +23,7 @@ from tensorferry.server.observability.logs import logs
 from tensorferry.server.observability.monitoring.processes import process_statuses
 from tensorferry.server.processes.division import share_of
 from tensorferry.server.processes.in_child import Parent, exit_at_once
+from tensorferry.server.processes.messages import MAX_FIELDS_BYTES
 from tensorferry.server.processes.peers import Peers
 from tensorferry.server.processes.running_page import RunningPage
 from tensorferry.server.processes.suspect_requests import TrialLock
@@ -31,7 +32,8 @@ from tensorferry.server.system.threads import ThreadKind, new_thread, watch_thre
 
 _log = logging.getLogger("tensorferry.server")
 
-
+# Of the reason why a process cannot serve. A character has at most 12 bytes in JSON.
+_MOST_CHARACTERS = MAX_FIELDS_BYTES // 16
 # No method that exists, so that it needs no authorization, and no line of a log tells of it.
 _HEARTBEAT = "/tensorferry.Heartbeat/Ask"
 # Less than the time between two pings.
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         process = ServerProcess(config, supervisor, message.fields, output)
     except ConfigError as error:
         # The file has changed since the supervisor read it.
-        supervisor.send("failed", {"message": str(error)})
+        _report(error, supervisor)
         exit_at_once()
     process.start()
     status = process.endings.get()
@@ -189,10 +191,14 @@ class ServerProcess:
             try:
                 work()
             except StartError as error:
-                self._supervisor.send("failed", {"message": str(error)})
+                _report(error, self._supervisor)
                 self.endings.put(1)
 
         new_thread(name, run, ThreadKind.ESSENTIAL).start()
+
+
+def _report(error: Exception, supervisor: Parent) -> None:
+    supervisor.send("failed", {"message": str(error)[:_MOST_CHARACTERS]})
 
 
 def _port_of(listening: socket.socket | None) -> int | None:
