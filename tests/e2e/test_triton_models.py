@@ -12,7 +12,14 @@ import pytest
 from polling import PATIENCE, until
 from support.processes.server import ServerProcess, running
 
-from tensorferry.client import InferenceClient, InferenceError, InferenceResult, Internal, InvalidArgument
+from tensorferry.client import (
+    InferenceClient,
+    InferenceError,
+    InferenceResult,
+    Internal,
+    InvalidArgument,
+    NotFound,
+)
 
 # The inputs of a request are scaled in place, as models do. `notes` gets what finalize has to say.
 _SCALE = """
@@ -42,7 +49,7 @@ class TritonPythonModel:
                 responses.append(pb_utils.InferenceResponse(error=error))
                 continue
             if (x > 99).any():
-                error = pb_utils.TritonError("x is too large")
+                error = pb_utils.TritonError("x is too large", pb_utils.TritonError.NOT_FOUND)
                 responses.append(pb_utils.InferenceResponse(output_tensors=[], error=error))
                 continue
             if (x == 13).any():
@@ -57,7 +64,11 @@ class TritonPythonModel:
                 raise KeyError("/etc/secret")
             x *= self.factor
             count = np.full((len(x), 1), len(requests), np.int32)
-            outputs = [pb_utils.Tensor("y", x.astype(self.dtype)), pb_utils.Tensor("requests", count)]
+            y = pb_utils.Tensor("y", x.astype(self.dtype))
+            assert (y.shape(), y.triton_dtype()) == ([*x.shape], 12)
+            # A capsule, and what has one.
+            y = pb_utils.Tensor.from_dlpack("y", pb_utils.Tensor.from_dlpack("y", y.to_dlpack()))
+            outputs = [y, pb_utils.Tensor("requests", count)]
             responses.append(pb_utils.InferenceResponse(output_tensors=outputs))
         return responses
 
@@ -127,7 +138,7 @@ backend: "python" max_batch_size: 1
 input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP64 dims: 3 }
 """
 
-# Answers from a thread that goes on after `execute`.
+# Answers from a thread that goes on after `execute`. It writes to an array that it has sent.
 _COUNTS = """
 import threading
 import numpy as np
@@ -141,8 +152,10 @@ class TritonPythonModel:
     def answer(self, request):
         sender = request.get_response_sender()
         count = int(pb_utils.get_input_tensor_by_name(request, "count").as_numpy()[0])
+        array = np.empty(1, np.int32)
         for number in range(abs(count)):
-            response = pb_utils.InferenceResponse([pb_utils.Tensor("number", np.array([number], np.int32))])
+            array[0] = number
+            response = pb_utils.InferenceResponse([pb_utils.Tensor("number", array)])
             if count < 0 and number == 2:
                 response = pb_utils.InferenceResponse(error=pb_utils.TritonError("no more"))
             last = number == count - 1 and count % 2
@@ -156,7 +169,7 @@ backend: "python" model_transaction_policy { decoupled: true }
 input { name: "count" data_type: TYPE_INT32 dims: 1 } output { name: "number" data_type: TYPE_INT32 dims: 1 }
 """
 
-# Answers once, then waits until nobody reads. Notes that in a file of its directory.
+# Answers once, with rows, then waits until nobody reads. Notes that in a file of its directory.
 _WAITS = """
 import time
 from pathlib import Path
@@ -166,7 +179,8 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         sender = requests[0].get_response_sender()
-        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("number", np.array([5], np.int32))]))
+        count = pb_utils.get_input_tensor_by_name(requests[0], "count").as_numpy()
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("number", count)]))
         while not sender.is_cancelled():
             time.sleep(0.001)
         with open(Path(__file__).with_name("cancelled"), "a") as file:
@@ -200,7 +214,7 @@ def server(transport: str, notes: Path, models: Path) -> Iterator[ServerProcess]
     written(root, "greet", _GREET)
     written(root, "calls", _CALLS, _CALLS_CONFIG)
     written(root, "counts", _COUNTS, _COUNTS_CONFIG)
-    written(root, "waits", _WAITS, _COUNTS_CONFIG)
+    written(root, "waits", _WAITS, _COUNTS_CONFIG + "max_batch_size: 4")
     with running(
         *("--model-repository", root, "--model-control", "explicit", "--load-model", "*"),
         transport=transport,
@@ -253,7 +267,7 @@ def test_an_error_is_one_requests(client: InferenceClient) -> None:
     """Its text reaches the client, as it does Triton's. That of other exceptions stays in the log."""
     requests = {
         "x is negative": (x([-1, 1]), InvalidArgument),
-        "model 'full' failed on this request: x is too large": (x([100, 1]), Internal),
+        "x is too large": (x([100, 1]), NotFound),
         "model 'full' failed on this request: NaN is no number": (x([np.nan, 1]), Internal),
     }
     good = client.submit("full", x([2, 2]), timeout=PATIENCE)
@@ -299,8 +313,8 @@ def test_a_decoupled_model_sees_that_its_client_has_left(client: InferenceClient
     cancelled = models / "waits" / "1" / "cancelled"
     cancelled.touch()
     for notes in ("True\n", "True\nTrue\n"):
-        responses = client.stream("waits", [{"count": np.array([1], np.int32)}], timeout=PATIENCE)
-        assert next(responses)["number"] == [5]
+        responses = client.stream("waits", [{"count": np.array([[5], [6]], np.int32)}], timeout=PATIENCE)
+        assert next(responses)["number"].tolist() == [[5], [6]]
         responses.close()
         until(cancelled.read_text, notes.__eq__)
 

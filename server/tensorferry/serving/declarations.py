@@ -352,7 +352,7 @@ def pipeline(
         )
     if task is None and (labels or served_as):
         raise DeclarationError(f"pipeline {name!r} has labels or served_as without a task; give `task`")
-    of_text = None if task is None else TextTask(task, tuple(labels), tuple(served_as))
+    of_text = None if task is None else TextTask(task, labels, served_as)
     made = PipelineModel(name, tuple(declared), None if outputs is None else tuple(outputs), of_text)
     if (record := MADE_PIPELINES.get()) is not None:
         record.append(made)

@@ -48,7 +48,7 @@ def embeddings(
             "whose output is pooled"
         )
     head = TextHead(EMBEDDING, pooling, normalize, output=output)
-    return _text_model(name, tokenizer, encoder, head, TextTask(EMBEDDING, served_as=tuple(served_as)))
+    return _text_model(name, tokenizer, encoder, head, TextTask(EMBEDDING, served_as=served_as))
 
 
 def reranker(
@@ -66,7 +66,7 @@ def reranker(
     The tokenizer reads pairs. The encoder has one logit for each. The outputs are `score`, FP32[-1], its sigmoid; `logit`;
     and `tokens`, INT64[-1]. Other arguments are as in `embeddings`. Raises DeclarationError.
     """
-    task = TextTask(RERANK, served_as=tuple(served_as))
+    task = TextTask(RERANK, served_as=served_as)
     return _text_model(name, tokenizer, encoder, TextHead(RERANK, output=output), task)
 
 
@@ -88,11 +88,7 @@ def classifier(
     `multi_label` the sigmoid of each; `logits`; and `tokens`, INT64[-1]. Other arguments are as in `embeddings`. Raises
     DeclarationError.
     """
-    if isinstance(labels, str) or not labels:
-        raise DeclarationError(
-            f"model {name!r}: labels are {labels!r}; give a list with the name of each class"
-        )
-    task = TextTask(CLASSIFY, tuple(labels), tuple(served_as))
+    task = TextTask(CLASSIFY, labels, served_as)
     head = TextHead(CLASSIFY, multi_label=multi_label or len(labels) == 1, output=output)
     return _text_model(name, tokenizer, encoder, head, task)
 

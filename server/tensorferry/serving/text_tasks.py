@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tensorferry.serving.errors import DeclarationError
@@ -31,19 +31,26 @@ class TextTask:
     """
 
     kind: str
-    labels: tuple[str, ...] = ()
-    served_as: tuple[str, ...] = ()
+    labels: Sequence[str] = ()
+    served_as: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in TASKS:
             raise DeclarationError(f"task is {self.kind!r}; it must be one of {', '.join(TASKS)}")
+        if self.kind == CLASSIFY and not self.labels:
+            raise DeclarationError(
+                f"the task {CLASSIFY!r} needs labels; give a list with the name of each class"
+            )
         if self.labels and self.kind != CLASSIFY:
             raise DeclarationError(
                 f"the task {self.kind!r} has no labels; leave them out, or give the task {CLASSIFY!r}"
             )
-        for names in (self.labels, self.served_as):
+        for field in ("labels", "served_as"):
+            names = getattr(self, field)
+            # A text would be a list of its characters.
             if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-                raise DeclarationError(f"{names!r} is given; it must be a list of names")
+                raise DeclarationError(f"{field} is {names!r}; it must be a list of names")
+            object.__setattr__(self, field, tuple(names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,12 +139,24 @@ input { name: "x" data_type: TYPE_FP32 dims: 3 } output { name: "x" data_type: T
     [
         ("utils.Inf", "utils.DInf", TRITON_CONFIG, "model.py:5: this server's .* has no DInferenceResponse"),
         (
+            "return",
+            "requests[0].set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE); return",
+            TRITON_CONFIG,
+            "has no TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+        ),
+        (
             "",
             "",
             'backend: "python"',
             "'p' has no inputs and outputs; give it a config.pbtxt with both, or a",
         ),
         ("import", "import no_such_module, ", TRITON_CONFIG, "No module named 'no_such_module'"),
+        (
+            "",
+            "",
+            TRITON_CONFIG + "max_batch_size: -1",
+            "max_batch_size is -1; it must be an integer of at least 0",
+        ),
         ("args)", "args, more)", TRITON_CONFIG, "'p' cannot be loaded:(.|\n)* positional argument: 'more'"),
         ("execute", "run", TRITON_CONFIG, "class TritonPythonModel has no method execute"),
         (

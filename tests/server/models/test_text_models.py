@@ -205,6 +205,9 @@ def test_a_task_of_a_pipeline(load_declared: Load) -> None:
         (lambda a, b: pipeline("e", a, b, task="chat"), "task is 'chat'; it must be one of embedding"),
         (lambda a, b: pipeline("e", a, b, served_as=["f"]), "served_as without a task"),
         (lambda a, b: pipeline("e", a, b, task="rerank", labels=["a"]), "has no labels"),
+        (lambda a, b: pipeline("e", a, b, task="classify"), "give a list with the name of each class"),
+        (lambda a, b: pipeline("e", a, b, task="classify", labels="ab"), "labels is 'ab'; it must be a list"),
+        (lambda a, b: embeddings("e", a, b, served_as="f"), "served_as is 'f'; it must be a list of names"),
     ],
 )
 def test_wrong_declarations(declare: Any, message: str) -> None:

@@ -93,14 +93,18 @@ def test_a_write_in_a_later_run_is_explained_in_the_log_only(load: LoadFunction)
     )
 
 
-def test_no_answer_changes_when_the_function_runs_again(load: LoadFunction) -> None:
-    """A response is encoded when it is sent, and a function may return the same array in each run."""
+@pytest.mark.parametrize(("returned", "outputs"), [(np.asarray, Y), (list, {"y": FP32[-1, -1]})])
+def test_no_answer_changes_when_the_function_runs_again(
+    load: LoadFunction, returned: Callable[[Any], Any], outputs: Any
+) -> None:
+    """A response is encoded when it is sent, and a function may return the same array, or its rows, in each run."""
     buffer = np.empty((32, 2), np.float32)
 
     def reused(x: Any) -> Any:
-        return np.multiply(x, 2, out=buffer[: len(x)])
+        return returned(np.multiply(x, 2, out=buffer[: len(x)]))
 
-    served = load(declared(reused))
+    served = load(declared(reused, outputs=outputs))
+    assert served.batching_verdict == "tested"
     outcomes: list[Outcome] = []
     for value in (1, 2):
         request: Request = request_of(
@@ -108,7 +112,7 @@ def test_no_answer_changes_when_the_function_runs_again(load: LoadFunction) -> N
         )
         served.batcher.enqueue(request)
         served.batcher.wait_idle()
-    assert [outcome.outputs["y"].tolist() for outcome in outcomes] == [[[2, 2]], [[4, 4]]]
+    assert [np.asarray(outcome.outputs["y"]).tolist() for outcome in outcomes] == [[[2, 2]], [[4, 4]]]
 
 
 # Rows that affect each other.

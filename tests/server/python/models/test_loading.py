@@ -43,6 +43,12 @@ def test_a_function_is_a_batched_model(load: LoadFunction) -> None:
     assert served.batcher.submit_rows({"x": x}).result()["y"].tolist() == [1.0, 5.0, 9.0]
 
 
+def test_an_output_may_have_the_name_of_an_input(load: LoadFunction) -> None:
+    """So may those of an ONNX file, which passes an identifier on."""
+    served = load(replace(total, outputs={"x": FP32[-1]}))
+    assert served.batcher.submit_rows({"x": np.ones((3, 2), np.float32)}).result()["x"].tolist() == [2, 2, 2]
+
+
 def test_strings_and_bytes_have_their_types(load: LoadFunction) -> None:
     @model(inputs={"text": STRING[-1], "blob": BYTES[-1]}, outputs={"both": STRING[-1], "sizes": INT64[-1]})
     def join(text: Any, blob: Any) -> Any:

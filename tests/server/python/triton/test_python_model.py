@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
 from tensorferry.server.python.triton.python_model import triton_model
 
 _MODEL = """
@@ -31,5 +32,19 @@ def test_a_model_in_the_current_directory_is_initialized(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(_MODEL)
-    triton_model("m", "1", Path("model.py"), None).function().load()
+    declared, _ = triton_model("m", "1", Path("model.py"), None)
+    declared.function().load()
     assert caplog.record_tuples == [("tensorferry.model", logging.WARNING, "m in '.'")]
+
+
+def test_a_class_may_add_batching_to_a_configuration_with_tensors(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(
+        _MODEL.replace(
+            "(config):", "(config):\n        config.set_max_batch_size(8); config.set_dynamic_batching()"
+        )
+    )
+    tensor = '{ name: "x" data_type: TYPE_FP32 dims: 1 }'
+    declared, config = triton_model("m", "1", file, parse_config(f"input {tensor} output {tensor}", "given"))
+    assert declared.max_batch_size == config.max_batch_size == 8
+    assert config.HasField("dynamic_batching")

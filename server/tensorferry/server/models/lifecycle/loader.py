@@ -38,7 +38,7 @@ from tensorferry.server.python.models.loading import load_function_step
 from tensorferry.server.python.steps.ensembles import ComposingModel, plan_ensemble
 from tensorferry.server.python.steps.loaded_step import LoadedStep
 from tensorferry.server.python.steps.named_model import ModelReference
-from tensorferry.server.python.steps.planning import Plan, StepBinding, place, plan_pipeline
+from tensorferry.server.python.steps.planning import Plan, StepBinding, place, plan_model, plan_pipeline
 from tensorferry.server.runtime.axes.empty_axes import EmptyAxes
 from tensorferry.server.runtime.checks.sampling import varies
 from tensorferry.server.runtime.checks.trial_runs import limit_trial_runs
@@ -81,9 +81,7 @@ def _load_model(source: ModelSource, context: LoadContext) -> Model:
     step = _load_step(source, context)
     if not isinstance(declared, FunctionModel):
         step = with_sequences(source, step, declared, options)
-    plan = plan_pipeline(source.name, [place(source.name, step.signature, {}, {}, step)], None)
-    # A pipeline has no optional inputs.
-    plan = replace(plan, signature=step.signature)
+    plan = plan_model(source.name, step)
     _warn_about_unreachable_batches(source.name, step, options)
     model = _model(source, plan, context, step.config, step.decision.verdict, step.batching)
     return replace(

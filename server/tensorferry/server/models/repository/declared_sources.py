@@ -72,8 +72,8 @@ def declared_source(source: ModelSource) -> ModelSource:
     if source.path.suffix != PYTHON_SUFFIX or source.declaration is not None:
         return source
     if is_triton_model(source.path):
-        declaration = triton_model(source.name, source.version, source.path, source.config)
-        return replace(source, declaration=declaration)
+        declaration, config = triton_model(source.name, source.version, source.path, source.config)
+        return replace(source, declaration=declaration, config=config)
     declared = import_alone(source.path)
     found = declared.get(source.name)
     if found is None and len(declared) == 1:
@@ -91,7 +91,8 @@ def _models_of(source: ModelSource) -> Sequence[ModelSource]:
         return [source]
     if is_triton_model(source.path):
         name = source.path.stem
-        return [replace(source, name=name, declaration=triton_model(name, source.version, source.path, None))]
+        declaration, config = triton_model(name, source.version, source.path, None)
+        return [replace(source, name=name, declaration=declaration, config=config)]
     declared = import_app(source.path)
     steps = {
         step.model

@@ -20,9 +20,9 @@ class WrongOutputs(Exception):
 class RaggedRows(list[Array]):
     """The rows of an output, which may differ in length.
 
-    A slice has copies of its rows. As an array, rows are padded to the longest: with `pad`, or without it with 0 or empty
-    strings. So the batcher gives each request its own rows, and their padding does not depend on the other requests. A slice
-    stays `RaggedRows`, also if its rows are equally long, because the batcher may join it with longer rows.
+    As an array, rows are padded to the longest: with `pad`, or without it with 0 or empty strings. So the batcher gives each
+    request its own rows, and their padding does not depend on the other requests. A slice stays `RaggedRows`, also if its
+    rows are equally long, because the batcher may join it with longer rows.
     """
 
     def __init__(self, rows: Iterable[Array], pad: Any = None) -> None:
@@ -31,16 +31,17 @@ class RaggedRows(list[Array]):
 
     def __getitem__(self, index: Any) -> Any:
         rows = super().__getitem__(index)
-        return RaggedRows([row.copy() for row in rows], self.pad) if isinstance(index, slice) else rows
+        return RaggedRows(rows, self.pad) if isinstance(index, slice) else rows
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return stack_rows(self, "an output", self.pad)
 
 
 def joined_rows(spec: TensorSpec, rows: Sequence[Array], pad: Any = None) -> Array | RaggedRows:
-    """Return the rows of an output: as `RaggedRows` if the declaration lets them differ in length, else as an array."""
-    varies = any(not isinstance(dim, int) for dim in spec.dims[1:])
-    return RaggedRows(rows, pad) if varies else stack_rows(rows, f"output {spec.name!r}")
+    """Return copies of an output's rows: as `RaggedRows` if the declaration lets them differ in length, else as an array."""
+    if any(not isinstance(dim, int) for dim in spec.dims[1:]):
+        return RaggedRows([row.copy() for row in rows], pad)
+    return stack_rows(rows, f"output {spec.name!r}")
 
 
 class DeclaredOutputs:
@@ -57,7 +58,7 @@ class DeclaredOutputs:
         """`pads` has the pad values of rows of different lengths, by output; by default 0 or empty strings.
 
         `copy` is for a function that may write to an array that it has returned, before that is sent or a later step reads
-        it. Slices of `RaggedRows` are copies anyway.
+        it. Rows that are given one by one are copied anyway.
         """
         self._specs = tuple(specs)
         self._copy = copy

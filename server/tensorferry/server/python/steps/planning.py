@@ -103,6 +103,12 @@ def place(
     )
 
 
+def plan_model(name: str, step: LoadedStep) -> Plan:
+    """Return the plan of a model that is no pipeline. It may have an input and an output of one name."""
+    placed = place(name, step.signature, {}, {}, step)
+    return Plan((PlannedStage(name, (placed,), tuple(placed.inputs), tuple(placed.outputs)),), step.signature)
+
+
 def plan_pipeline(name: str, steps: Sequence[StepBinding], outputs: Sequence[str] | None) -> Plan:
     """Return the plan of a pipeline whose clients get the tensors `outputs`; None for all outputs of the last step.
 

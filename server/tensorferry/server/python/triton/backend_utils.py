@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tensorferry.protos import model_config_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.serving import submit
 
@@ -24,8 +25,6 @@ Array = npt.NDArray[Any]
 _log = logging.getLogger("tensorferry.model")
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
-TRITONSERVER_REQUEST_RELEASE_ALL = 1
-TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
 # numpy's type of each datatype, by its name in configurations. numpy has no BF16.
 _TYPES = {
@@ -55,7 +54,7 @@ class TritonError:
 
 
 class Tensor:
-    """A named array in the memory of the host. `triton_dtype` is its datatype as a configuration names it."""
+    """A named array in the memory of the host. `triton_dtype` is the number of its datatype in configurations."""
 
     def __init__(self, name: str, array: Any) -> None:
         self._name, self._array = name, np.asarray(array)
@@ -68,10 +67,10 @@ class Tensor:
     def as_numpy(self) -> Array:
         return self._array
 
-    def shape(self) -> Sequence[int]:
-        return self._array.shape
+    def shape(self) -> list[int]:
+        return list(self._array.shape)
 
-    def triton_dtype(self) -> str:
+    def triton_dtype(self) -> int:
         return numpy_to_triton_type(self._array.dtype)
 
     def is_cpu(self) -> bool:
@@ -80,10 +79,27 @@ class Tensor:
     def to_dlpack(self) -> Any:
         return self._array.__dlpack__()
 
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
     @classmethod
     def from_dlpack(cls, name: str, tensor: Any) -> Tensor:
-        """Return a tensor of a framework's tensor, which is copied."""
-        return cls(name, np.array(np.from_dlpack(tensor)))
+        """Return a tensor of a framework's tensor, or of the capsule that `to_dlpack` returns. It is copied."""
+        source = tensor if hasattr(tensor, "__dlpack__") else _Capsule(tensor)
+        return cls(name, np.array(np.from_dlpack(source)))
+
+
+class _Capsule:
+    """A capsule of DLPack in the form that numpy takes."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule
 
 
 class InferenceResponse:
@@ -244,10 +260,11 @@ def triton_string_to_numpy(name: str) -> Any:
     return _TYPES[name]
 
 
-def numpy_to_triton_type(dtype: Any) -> str:
-    """Return the configuration's datatype of numpy's type."""
+def numpy_to_triton_type(dtype: Any) -> int:
+    """Return the number of the configuration's datatype of numpy's type."""
     kind = np.dtype(dtype)
-    return next((name for name, each in _TYPES.items() if np.dtype(each) == kind), "TYPE_STRING")
+    name = next((name for name, each in _TYPES.items() if np.dtype(each) == kind), "TYPE_STRING")
+    return int(pb.DataType.Value(name))
 
 
 def _described(model_config: Mapping[str, Any] | str, kind: str, name: str) -> Any:

@@ -19,8 +19,15 @@ import numpy as np
 from google.protobuf.json_format import MessageToDict
 
 from tensorferry.protos import model_config_pb2 as pb
-from tensorferry.server.errors import StartError, StepFailedError
-from tensorferry.server.models.config_pbtxt.pbtxt import datatype_of
+from tensorferry.server.errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    NotReadyError,
+    StartError,
+    StepFailedError,
+    UnsupportedError,
+)
+from tensorferry.server.models.config_pbtxt.pbtxt import datatype_of, is_complete
 from tensorferry.server.python.functions.answers import NO_MORE, Answers
 from tensorferry.server.python.functions.app_file import import_module
 from tensorferry.server.python.functions.failure import text_of, traceback_text
@@ -34,11 +41,20 @@ from tensorferry.server.python.triton.backend_utils import (
     TritonModelException,
 )
 from tensorferry.server.system.threads import ThreadKind, new_thread
-from tensorferry.serving import FunctionModel, InvalidInput
+from tensorferry.serving import DeclarationError, FunctionModel, InvalidInput
 from tensorferry.serving.tensor_types import TensorType
 
 CLASS = "TritonPythonModel"
 _MODULE = "triton_python_backend_utils"
+
+# What a client gets for an error of a response. Others are INTERNAL.
+_ERRORS: Mapping[int, type[Exception]] = {
+    TritonError.NOT_FOUND: NotFoundError,
+    TritonError.INVALID_ARG: InvalidInput,
+    TritonError.UNAVAILABLE: NotReadyError,
+    TritonError.UNSUPPORTED: UnsupportedError,
+    TritonError.ALREADY_EXISTS: AlreadyExistsError,
+}
 
 
 def is_triton_model(path: Path) -> bool:
@@ -46,32 +62,38 @@ def is_triton_model(path: Path) -> bool:
     return any(isinstance(node, ast.ClassDef) and node.name == CLASS for node in _parsed(path).body)
 
 
-def triton_model(name: str, version: str, path: Path, config: pb.ModelConfig | None) -> FunctionModel:
-    """Return the declaration of a `model.py` of Triton's Python backend. StartError says what it lacks.
+def triton_model(
+    name: str, version: str, path: Path, given: pb.ModelConfig | None
+) -> tuple[FunctionModel, pb.ModelConfig]:
+    """Return the declaration of a `model.py` of Triton's Python backend, and its configuration. StartError says what it lacks.
 
-    `config` is its config.pbtxt; without one, the class must have `auto_complete_config`.
+    `given` is its config.pbtxt; without one, the class must have `auto_complete_config`.
     """
     _check_names(path)
     sys.modules.setdefault(_MODULE, backend_utils)
     kind = getattr(import_module(path), CLASS)
     if not callable(getattr(kind, "execute", None)):
         raise StartError(f"{path}: class {CLASS} has no method execute")
-    config = _completed(kind, config, name, path)
+    config = _completed(kind, given, name, path)
     if not config.input or not config.output:
         raise StartError(
             f"{path}: model {name!r} has no inputs and outputs; give it a config.pbtxt with both, or a method auto_complete_config"
         )
     decoupled = config.model_transaction_policy.decoupled
-    return FunctionModel(
-        name,
-        partial(_Instance, kind, config, _arguments(name, version, path, config)),
-        _types(config.input, config),
-        _types(config.output, config),
-        0 if decoupled else config.max_batch_size,
-        check=False,
-        streams=decoupled,
-        takes_requests=True,
-    )
+    try:
+        declared = FunctionModel(
+            name,
+            partial(_Instance, kind, config, _arguments(name, version, path, config)),
+            _types(config.input, config),
+            _types(config.output, config),
+            0 if decoupled else config.max_batch_size,
+            check=False,
+            streams=decoupled,
+            takes_requests=True,
+        )
+    except DeclarationError as error:
+        raise StartError(f"{path}: {error}") from None
+    return declared, _served(given, config)
 
 
 def _parsed(path: Path) -> ast.Module:
@@ -111,8 +133,24 @@ def _completed(kind: Any, given: pb.ModelConfig | None, name: str, path: Path) -
     return config
 
 
+def _served(given: pb.ModelConfig | None, completed: pb.ModelConfig) -> pb.ModelConfig:
+    """Return what is given, as the class has changed it. Requests of a decoupled model share no batch, so its rows are an axis."""
+    config = pb.ModelConfig()
+    if given is not None:
+        config.CopyFrom(given)
+    if is_complete(config) and completed.HasField("dynamic_batching"):
+        config.dynamic_batching.CopyFrom(completed.dynamic_batching)
+    config.max_batch_size = completed.max_batch_size
+    if completed.model_transaction_policy.decoupled and config.max_batch_size:
+        config.max_batch_size = 0
+        tensors: list[Any] = [*config.input, *config.output]
+        for tensor in tensors:
+            tensor.dims.insert(0, -1)
+    return config
+
+
 def _types(tensors: Iterable[Any], config: pb.ModelConfig) -> Mapping[str, TensorType]:
-    rows = (-1,) if config.max_batch_size > 0 else ()
+    rows = (-1,) if config.max_batch_size else ()
     return {each.name: TensorType(datatype_of(each.data_type), (*rows, *each.dims)) for each in tensors}
 
 
@@ -194,6 +232,9 @@ class _Instance:
         count = 0 if responses is None else len(responses)
         if count != len(requests):
             raise self._failed(f"execute returned {count} responses to {len(requests)} requests")
+        if count > 1 and any(response.has_error() for response in responses):
+            # They run again alone, because some errors would be those of all requests of a batch.
+            raise self._failed("a response of the batch has an error")
         outputs = [self._arrays(response) for response in responses]
         if len(outputs) == 1:
             return outputs[0]
@@ -235,9 +276,8 @@ class _Instance:
     def _arrays(self, response: InferenceResponse) -> Mapping[str, Any]:
         error = response.error()
         if error is not None:
-            if error.code() == TritonError.INVALID_ARG:
-                raise InvalidInput(error.message())
-            raise self._failed(error.message())
+            kind = _ERRORS.get(error.code())
+            raise self._failed(error.message()) if kind is None else kind(error.message())
         found = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
         if missing := [name for name in self._outputs if name not in found]:
             raise self._failed(f"the response has no output {', '.join(missing)}")
@@ -292,14 +332,16 @@ class _SentAnswers:
 
     def _send(self, response: InferenceResponse | None, final: bool) -> None:
         if response is not None:
-            self._put(response)
+            # With copies, because the model may change its arrays as soon as this returns.
+            tensors = [Tensor(each.name(), each.as_numpy().copy()) for each in response.output_tensors()]
+            self._put(InferenceResponse(tensors, response.error()))
         if final:
             self._put(NO_MORE)
 
     def _put(self, sent: Any) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._sent is None or self._over)
-            # What is sent after the end is dropped, as in Triton.
+            # What is sent after the end is dropped.
             if not self._over:
                 self._sent = sent
                 self._changed.notify_all()
