@@ -25,6 +25,9 @@ BY_FLAG = {option.flag: option for option in OPTIONS}
 PARSERS: dict[str, tuple[list[tuple[str, Any]], list[str]]] = {
     "reload": ([("true", True), ("FALSE", False)], ["", "1", "no"]),
     "max-batch-size": ([("0", 0), ("1048576", 1 << 20)], ["", "-1", "1048577", "many", "1.5"]),
+    # The core of grpc ends the process, or takes no such number.
+    "max-connections": ([("1073741824", 1 << 30)], ["-1", "2147483647"]),
+    "max-calls-per-connection": ([("1073741824", 1 << 30)], ["-1", "2147483648"]),
     "max-calls": ([("1", 1), ("100000", 100_000)], ["0", "-1", "1e3"]),
     "priority-weights": ([("8,1", (8, 1)), ("[4, 2, 1]", (4, 2, 1))], ["", "0", "8,0", "8,", "4;8", "1.5"]),
     "client-rate": ([("0", 0.0), ("1e3", 1000.0)], ["", "-1", "nan", "inf", "5/s"]),

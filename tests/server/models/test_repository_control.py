@@ -98,6 +98,18 @@ def test_a_broken_version_is_tried_again_on_request(repository: ScriptedReposito
     assert repository.loads == ["m/1: broken"] * 2
 
 
+def test_a_model_whose_device_has_failed_is_loaded_again_on_request(repository: ScriptedRepository) -> None:
+    repository.add("m", "1")
+    control = repository.start("m")
+    health = repository.registry.get("m").health
+    health.name, health.version = "m", "1"
+    health.mark_down(0, "the device has failed")
+    repository.registry.health_changed(health)
+    assert repository.states() == {"m": UNAVAILABLE}
+    control.load("m")
+    assert repository.states() == {"m": READY}
+
+
 def test_a_bug_while_loading_leaves_no_version_loading(repository: ScriptedRepository) -> None:
     repository.add("m", "1", "a bug")
     control = repository.start()

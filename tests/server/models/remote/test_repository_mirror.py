@@ -170,7 +170,9 @@ def test_directories_of_other_models_that_only_a_marker_shows(store: Store, cach
     assert version.source.version == "1"
 
 
-@pytest.mark.parametrize("name", ["../out/1/model.onnx", "/etc/1/model.onnx"])
+@pytest.mark.parametrize(
+    "name", ["../out/1/model.onnx", "/etc/1/model.onnx", "a//proc/file", "a/2//proc/file"]
+)
 def test_names_that_lead_elsewhere_are_not_fetched(
     store: Store, cache: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -74,7 +74,7 @@ class RequestLimitOptions:
     )
     max_calls_per_connection: int = option(
         0,
-        integer(0, unit="calls"),
+        integer(0, 1 << 30, unit="calls"),
         "most open calls and streams of a connection; clients delay further ones themselves; 0: no limit",
         scope=OptionScope.STANDALONE,
     )

@@ -88,7 +88,8 @@ class NetworkOptions:
     )
     max_connections: int = option(
         0,
-        integer(0, unit="connections"),
+        # The core of grpc takes no more than 32 bits.
+        integer(0, 1 << 30, unit="connections"),
         "most open connections; further ones are closed; 0: limited only by the number of open files",
     )
     max_connection_age: float = option(

@@ -424,10 +424,12 @@ class ModelRegistry:
                     return True
             return False
 
-    def serves(self, name: str) -> bool:
-        """Whether a version of the model accepts requests."""
-        with self._lock:
-            return _latest(self._entries[name]).state is ModelState.READY if name in self._entries else False
+    def serves(self, name: str, version: str = "") -> bool:
+        """Whether this version of the model accepts requests, or any."""
+        try:
+            return self._entry(name, version, _latest).state is ModelState.READY
+        except NotFoundError:
+            return False
 
     def entries(self) -> Sequence[RegistryEntry]:
         """Return all versions, sorted by name and version."""

@@ -213,5 +213,6 @@ class TreeBuilder:
 def is_safe(name: str) -> bool:
     """Return whether a relative path stays in its directory."""
     parts = PurePosixPath(name).parts
-    unsafe = not parts or name.startswith("/") or ".." in parts
+    # What follows "//", in names of objects, is an absolute path by itself.
+    unsafe = not parts or name.startswith("/") or "//" in name or ".." in parts
     return not unsafe and not any(ord(character) < 32 or character == "\\" for character in name)

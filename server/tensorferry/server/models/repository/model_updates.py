@@ -224,7 +224,11 @@ class ModelUpdater:
         # Even if an ensemble has not changed, its models may have.
         problem = self._update_steps(source, update) if ensemble else None
         if loaded.get(number) == fingerprint and not self._registry.is_outdated(name, number):
-            return f"version {number} is at UNAVAILABLE state: {problem}" if problem else None
+            if problem is not None:
+                return f"version {number} is at UNAVAILABLE state: {problem}"
+            # A client that asks for one whose devices have failed gets another, or the reason.
+            if not update.again or self._registry.serves(name, number):
+                return None
         if failed.get(number) == (fingerprint, self._versions_of_steps(name)) and not update.again:
             return f"version {number} could not be loaded, and has not changed since"
         self._registry.mark_loading(name, number)
