@@ -56,10 +56,3 @@ def test_each_has_a_runbook_that_is_there() -> None:
     assert [anchor for _, anchor in runbooks] == [name.lower() for name in alerts()]
     for page, anchor in runbooks:
         assert anchor in anchors(ROOT / page)
-
-
-def test_each_alert_has_instructions() -> None:
-    text = (ROOT / "docs" / "guides" / "operations.md").read_text()
-    table = text.split("| alert | do |\n|---|---|\n")[1].split("\n\n")[0]
-    told = [name for row in table.split("\n") for name in row.split("|")[1].strip().split(", ")]
-    assert sorted(told) == sorted(name.removeprefix("Tensorferry") for name in alerts())

@@ -29,30 +29,8 @@ A switch without a value means true; `--no-fp16`, `--fp16 false` and `--fp16=fal
 or a number with KiB, MiB or GiB, such as `64MiB`. A list has commas between its values, and may be a list in the file.
 An environment variable that begins with `TENSORFERRY_` and is not an option causes a warning.
 
-## Options of one model
-
-A table `[models.NAME]` of the file has the options of the model NAME. These precede the values for the whole server, from
-wherever they are. The options that a table can have are marked in the column "per model".
-
-```toml
-max-batch-size = 16
-
-[models.digits]
-path = "digits.onnx"
-max-batch-size = 64
-slo-ms = 50
-
-[models."text.embed"]
-path = "embed.onnx"
-pad-lengths = "sequence=16,32,64"
-pad-values = ["ids=0", "mask=0"]
-instances = 2
-threads = 4
-```
-
-A table with the key `path` names a model to serve, in place of the list `models`. If the command line names models, only
-these are served, and the paths of the tables are ignored. The model of a table without `path` is named on the command line
-or is in a model repository. Serve a model: [options of one model](../guides/serving.md#options-of-one-model).
+The column "per model" marks options that a table `[models.NAME]` of the file, or `[models."NAME.WITH.DOTS"]`, can set for
+[one model](../guides/serving.md#options-of-one-model).
 """
 _COLUMNS = ("option", "type", "unit", "default", "per model", "environment variable", "what it does")
 
