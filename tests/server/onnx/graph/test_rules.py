@@ -66,6 +66,12 @@ UNKNOWN = {
     "a custom operator": ("y = com.acme.Foo (x)", "com.acme.Foo y is an operator that cannot be analysed"),
     "a size that depends on values": ("n = NonZero (x) y = Cast <to = 1> (n)", "NonZero n computes a shape that depends on the rows' values"),
     "squeezed without axes": ("y = Squeeze (x)", "Squeeze y removes the batch axis if there is one row"),
+    "a zero point for each column, if rows are columns": (f"o {_C}[1]> () m = ReduceMax <keepdims = 0> (x, o) t = Transpose <perm = [1, 0]> (m) "
+        "a = Constant <value = float {0.1}> () p = Constant <value = uint8 {3}> () q = QuantizeLinear (t, a, p) w = Constant <value = uint8[2, 4] {1, 2, 3, 4, 5, 6, 7, 8}> () "
+        "c = Constant <value = uint8[3] {3, 4, 5}> () y = MatMulInteger (w, q, p, c)", "MatMulInteger y has scales or zero points along the batch axis"),
+    "a zero point for each row": (f"o {_C}[1]> () m = ReduceMax <keepdims = 0> (x, o) a = Constant <value = float {{0.1}}> () p = Constant <value = uint8 {{3}}> () "
+        "q = QuantizeLinear (m, a, p) w = Constant <value = uint8[4, 2] {1, 2, 3, 4, 5, 6, 7, 8}> () "
+        "c = Constant <value = uint8[3] {3, 4, 5}> () y = MatMulInteger (q, w, c, p)", "MatMulInteger y has scales or zero points along the batch axis"),
     "row indices": ("s = Shape <start = 0, end = 1> (x) n = Squeeze (s) z = Constant <value_int = 0> () o = Constant <value_int = 1> () "
                      "r = Range (z, n, o) f = Cast <to = 7> (r) y = Neg (f)", "Neg y depends on the indices of rows in the batch"),
 }  # fmt: skip
