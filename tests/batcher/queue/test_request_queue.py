@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.batcher.rig import PATIENCE, new_request
 
-from tensorferry.batcher import DeadlineExceeded, QueueFull, Request
+from tensorferry.batcher import BatcherClosed, DeadlineExceeded, QueueFull, Request
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.settings import BatcherSettings
@@ -73,3 +73,23 @@ def test_a_worker_wakes_for_each_bucket_of_a_request(clock: VirtualClock) -> Non
     queue.put([make_request(2, width=2), make_request(width=1)])
     worker.join(PATIENCE)
     assert batches == [2, 1]
+
+
+def test_close_ends_the_window_of_a_waiting_worker(clock: VirtualClock) -> None:
+    queue = make_queue(clock, max_queue_delay=60.0)
+    batches: list[int] = []
+    worker = threading.Thread(target=lambda: batches.append(len(taken(queue).batch)), daemon=True)
+    queue.put([make_request()])
+    worker.start()
+    clock.await_sleepers()
+    queue.close()
+    worker.join(PATIENCE)
+    assert batches == [1]
+
+
+def test_a_device_that_recovers_opens_no_closed_queue(clock: VirtualClock) -> None:
+    queue = make_queue(clock)
+    queue.close()
+    queue.failures.recovered(0)
+    with pytest.raises(BatcherClosed):
+        queue.put([make_request()])
