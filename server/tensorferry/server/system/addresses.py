@@ -53,7 +53,9 @@ def _listen(host: str, port: int, what: str, options: str) -> socket.socket:
     bare = host.strip("[]")
     try:
         family = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        # With the protocol's number, because without it asyncio does not set TCP_NODELAY. The end of a large answer, and each
+        # event of a stream, would then wait for the client's delayed acknowledgement, about 40 ms.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             # Connections of an earlier server that are in TIME_WAIT do not matter.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
