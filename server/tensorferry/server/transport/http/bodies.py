@@ -107,7 +107,7 @@ def unpacked(body: bytes, encoding: str, most: int) -> bytes:
     except zlib.error as error:
         raise HttpError(400, f"the body is not {encoding}: {error}") from None
     if len(data) > most:
-        raise too_large(f"more than {most} once it is unpacked", most)
+        raise too_large(f"more than {most} unpacked", most)
     if not unpacker.eof or unpacker.unused_data:
         raise HttpError(400, f"the {encoding} body is cut off, or other bytes follow it")
     return data
