@@ -111,20 +111,24 @@ class StatefulBatcher(Batcher):
     def enqueue(self, request: Request, *, notify: bool = True, skip_admission: bool = False) -> bool:
         """Accept a request of a sequence; see `Batcher.enqueue`. Also raises SequenceNotStarted and SequenceEnded."""
         self._check_one_row(request)
-        if self._quotas is None:
+        quotas = self._quotas
+        if quotas is None:
             return self._accept(request, notify=notify, skip_admission=skip_admission)
         complete, nbytes, drain_time = request.complete, request.nbytes, self.drain_time()
         with self._sequences_lock:
             now = self._clock.now()
             if not (self._closing or skip_admission):
                 try:
-                    self._quotas.check(request.client, 1, nbytes, now, lambda: drain_time)
+                    quotas.check(request.client, 1, nbytes, now, lambda: drain_time)
                 except BatcherError as error:
                     raise self._rejected(request, error) from None
-            self._quotas.accepted((request,), now)
+            quotas.accepted((request,), now)
 
         def complete_counted(outcome: Outcome) -> None:
-            self._uncount(request, nbytes)
+            # Its states are not counted.
+            request.nbytes = nbytes
+            with self._sequences_lock:
+                quotas.done(request)
             complete(outcome)
 
         request.complete = complete_counted
@@ -133,15 +137,8 @@ class StatefulBatcher(Batcher):
         except BaseException:
             request.complete = complete
             with self._sequences_lock:
-                self._quotas.rejected(request, now)
+                quotas.rejected(request, now)
             raise
-
-    def _uncount(self, request: Request, nbytes: int) -> None:
-        """Release the quota of a request that had so many bytes without its states."""
-        assert self._quotas is not None
-        request.nbytes = nbytes
-        with self._sequences_lock:
-            self._quotas.done(request)
 
     def _check_one_row(self, request: Request) -> None:
         if request.rows != 1:

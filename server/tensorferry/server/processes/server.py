@@ -198,6 +198,7 @@ class ServerProcess:
 
 
 def _report(error: Exception, supervisor: Parent) -> None:
+    """Send the reason why this process cannot serve."""
     supervisor.send("failed", {"message": str(error)[:_MOST_CHARACTERS]})
 
 

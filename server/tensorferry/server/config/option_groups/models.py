@@ -105,7 +105,7 @@ class ModelOptions:
     allow_remote_code: bool = option(
         False,
         switch,
-        "fetch Python files and shared libraries of repositories elsewhere, too: everyone who can write there can then run code "
+        "fetch Python files and shared libraries of repositories elsewhere, too: all people with write access there can then run code "
         "in the server",
     )
     exit_on_error: bool = option(True, switch, "exit if a model of the repository cannot be loaded at start")

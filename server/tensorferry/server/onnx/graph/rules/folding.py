@@ -47,11 +47,11 @@ def _one(name: str, compute: Callable[..., Any], numbers: list[Any]) -> Any:
 
 def require_exact(number: float) -> None:
     """Raise ArithmeticError if a datatype of the graph may hold another number: INT32 wraps around, FLOAT rounds."""
-    if (
-        abs(number) >= 2**31
-        if isinstance(number, int)
-        else struct.unpack("f", struct.pack("f", number))[0] != number
-    ):
+    if isinstance(number, int):
+        exact = abs(number) < 2**31
+    else:
+        exact = struct.unpack("f", struct.pack("f", number))[0] == number
+    if not exact:
         raise OverflowError("the number depends on its datatype")
 
 

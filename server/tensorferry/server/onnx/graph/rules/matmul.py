@@ -22,32 +22,34 @@ from tensorferry.server.onnx.graph.values import MixesRows, RowAxis, UnknownEffe
 
 @operator("MatMul MatMulInteger")
 @operator("MatMulIntegerToFloat FusedMatMul", MICROSOFT)
-def multiply(node: Node, other: int = 1, having_rows: Collection[int] = (0, 1)) -> Value:
+def multiply(
+    node: Node,
+    other: int = 1,
+    having_rows: Collection[int] = (0, 1),
+    scales_of_first: Collection[int] = (2, 4),
+) -> Value:
     """Multiply input 0 with another one. The factors are transposed first if the attributes say so.
 
-    Only `having_rows` may have rows. Other inputs are scales and zero points.
+    Only `having_rows` may have rows. Other inputs are scales and zero points: `scales_of_first` are those of input 0.
     """
     if node.attribute("transBatchA", 0) or node.attribute("transBatchB", 0):
         raise UnknownEffect("moves the first axis of its inputs")
     require_rows_only_in(node, *having_rows)
     found = matrix_product(_factor(node, 0, "transA"), _factor(node, other, "transB"))
-    if found.rows is not None:
-        # Scales and zero points of input 0 may be those of the product's rows; all others are of its columns.
-        columns = found.rows.axis == len(found.sizes) - 1
-        for index, given in enumerate(node.inputs):
-            of_first = index < other if other > 1 else index in (2, 4)
-            if (
-                given is not None
-                and index not in having_rows
-                and (columns or of_first)
-                and given.sizes not in ((), (1,))
-            ):
-                raise UnknownEffect("has scales or zero points along the batch axis")
+    if found.rows is None:
+        return found
+    rows_are_columns = found.rows.axis == len(found.sizes) - 1
+    for index, scale in enumerate(node.inputs):
+        if scale is None or index in having_rows or scale.sizes in ((), (1,)):
+            continue
+        # One for each row of input 0, or for each column of the product.
+        if index in scales_of_first or rows_are_columns:
+            raise UnknownEffect("has scales or zero points along the batch axis")
     return found
 
 
-operator("QLinearMatMul")(partial(multiply, other=3, having_rows=(0, 3)))
-operator("QGemm", MICROSOFT)(partial(multiply, other=3, having_rows=(0,)))
+operator("QLinearMatMul")(partial(multiply, other=3, having_rows=(0, 3), scales_of_first=(1, 2)))
+operator("QGemm", MICROSOFT)(partial(multiply, other=3, having_rows=(0,), scales_of_first=(1, 2)))
 
 
 @operator("Gemm")
