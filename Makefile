@@ -170,7 +170,7 @@ real-models: $(VENV)/.dev $(REAL_MODELS)/.done $(if $(QUICK),,$(LOAD)) ## serve 
 bench-sequences: $(VENV)/.dev $(REAL_MODELS)/.done $(LOAD) ## measure silero-vad with states in the server beside clients that send them (three minutes; ROUNDS=5)
 	@PYTHONPATH=benchmarks $(BIN)/python -m real_models.sequences --files $(REAL_MODELS) --load $(LOAD) $(if $(ROUNDS),--rounds $(ROUNDS))
 
-bench-agreement: $(LOAD) $(VENV)/.dev ## compare `tensorferry bench` with the load generator in C (three minutes; QUICK=1: half a minute; ROUNDS=5)
+bench-agreement: $(LOAD) $(VENV)/.dev ## compare `tensorferry bench`, and the rate of its --find-rate, with the load generator in C (ten minutes; QUICK=1: a minute; ROUNDS=5)
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/load_test_agreement.py --load $(LOAD) $(if $(QUICK),--quick) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 bench-observability: $(LOAD) $(VENV)/.dev ## measure the cost of metrics, tracing and authentication on a real server (QUICK=1: one minute)

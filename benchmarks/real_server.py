@@ -185,6 +185,12 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def bench(address: str, rows: Path, core: int | None, *words: object) -> dict[str, Any]:
     """Run `tensorferry bench` with one process on a core, and return its only step."""
+    (step,) = bench_steps(address, rows, core, *words)
+    return step
+
+
+def bench_steps(address: str, rows: Path, core: int | None, *words: object) -> list[dict[str, Any]]:
+    """Run `tensorferry bench` with one process on a core, and return its steps."""
     pinned = [] if core is None else ["taskset", "-c", str(core)]
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.json")
@@ -194,5 +200,4 @@ def bench(address: str, rows: Path, core: int | None, *words: object) -> dict[st
         # It fails, but writes the file, if no request was answered.
         if not results.exists():
             raise RuntimeError(f"tensorferry bench ended with {done.returncode}: {done.stdout}")
-        (step,) = json.loads(results.read_text())["steps"]
-        return dict(step)
+        return list(json.loads(results.read_text())["steps"])
