@@ -95,7 +95,8 @@ def show(address: str) -> None:
         print(draw(images[start : start + ACROSS], captions[start : start + ACROSS]), end="\n\n")
     right = sum(int(result["label"][0]) == truth for result, truth in zip(results, labels, strict=True))
     batches = len({result.parameters["batch_number"] for result in results})
-    print(f"{right} of {PICTURES} right; the {PICTURES} requests ran in {batches} batches.\n")
+    ran = "1 batch" if batches == 1 else f"{batches} batches"
+    print(f"{right} of {PICTURES} right; the {PICTURES} requests ran in {ran}.\n")
 
 
 def show_next_steps(address: str) -> None:

@@ -35,6 +35,18 @@ _HEAD_BYTES = 64
 _LOCALE = re.compile(r"Failed to construct locale with name:\s*([\w.@-]+?):")
 # Such as: Fatal error: com.acme:Foo(-1) is not a registered function/op
 _UNKNOWN_OPERATOR = re.compile(r"([\w.-]+):([\w.-]+)\(-?\d+\) is not a registered function/op")
+# Patterns of an error message, and the remedy, which may name what the pattern found.
+_REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(r"Unsupported model IR version|only \*guarantees\* support for models stamped"),
+        "The file is newer than this onnxruntime: upgrade onnxruntime, or export the model with an older opset and onnx package",
+    ),
+    (
+        re.compile(r'External data path does not exist: "?([^"]+)"?'),
+        "The model's weights are in a file of their own: copy {} from where the model comes from",
+    ),
+)
+_NOT_PARSED = "Protobuf parsing failed"
 
 
 def remedy_for(path: Path, reason: str, libraries: Sequence[OpLibrary] = ()) -> str:
@@ -50,8 +62,14 @@ def remedy_for(path: Path, reason: str, libraries: Sequence[OpLibrary] = ()) -> 
             f". The machine lacks the locale {name}: apt-get install locales && localedef -i {name.partition('.')[0]} "
             f"-f UTF-8 {name} (Debian, Ubuntu), or dnf install glibc-langpack-{name.partition('_')[0]} (Fedora)"
         )
-    kind = _kind_of(path)
-    return f". It is {kind}" if kind else ""
+    for pattern, remedy in _REASONS:
+        if found := pattern.search(reason):
+            return f". {remedy.format(*found.groups())}"
+    if kind := _kind_of(path):
+        return f". It is {kind}"
+    if _NOT_PARSED in reason:
+        return ". It is not ONNX, or only a part of a file: compare its size with the original"
+    return ""
 
 
 def _library_remedy(domain: str, libraries: Sequence[OpLibrary]) -> str:
