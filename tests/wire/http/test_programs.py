@@ -134,6 +134,9 @@ def test_curl_asks_for_compressed_answers(curl: Curl) -> None:
     assert json.loads(answered.body)["outputs"][0]["data"] == [0.5] * 3000
 
 
+PATHS = "GET /v2/models lists the models, and POST /v2/models/NAME/infer runs one"
+
+
 @pytest.mark.parametrize(
     ("options", "path", "status", "body"),
     [
@@ -143,8 +146,18 @@ def test_curl_asks_for_compressed_answers(curl: Curl) -> None:
         ((), "/v2/models", 200, {"models": ["echo-FP32"]}),
         ((), "/v2/models/echo-FP32/versions/1/ready?a=b", 200, {"name": "echo-FP32", "ready": True}),
         ((), "/v2/models/nobody/ready", 404, None),
-        ((), "/v2/models/echo-FP32/versions/one", 404, {"error": "Not Found"}),
-        (("-X", "DELETE"), "/v2/models/echo-FP32", 405, {"error": "Method Not Allowed"}),
+        (
+            (),
+            "/v2/models/echo-FP32/versions/one",
+            404,
+            {"error": f"there is no path /v2/models/echo-FP32/versions/one; {PATHS}"},
+        ),
+        (
+            ("-X", "DELETE"),
+            "/v2/models/echo-FP32",
+            405,
+            {"error": f"/v2/models/echo-FP32 takes GET, not DELETE; {PATHS}"},
+        ),
         (("-X", "POST"), "/v2/repository/index", 200, None),
         (("-d", '{"ready":true}'), "/v2/repository/index", 200, None),
         (("-d", "{"), "/v2/models/echo-FP32/infer", 400, None),

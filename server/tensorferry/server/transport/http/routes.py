@@ -31,6 +31,7 @@ from tensorferry.server.transport.http.text import openai, rerank, tei
 from tensorferry.server.transport.http.text.text_call import TextEndpoint
 
 INFER = "ModelInfer"
+_PATHS = "GET /v2/models lists the models, and POST /v2/models/NAME/infer runs one"
 _BOOLEAN = "true or false"
 _WANTED = {
     FieldDescriptor.TYPE_BOOL: _BOOLEAN,
@@ -90,8 +91,10 @@ def target_of(method: str, path: str) -> Target:
             return Target(route, parts)
         allowed.append(route.method)
     if allowed:
-        raise HttpError(405, "Method Not Allowed", headers=f"Allow: {', '.join(allowed)}\r\n")
-    raise HttpError(404, "Not Found")
+        methods = ", ".join(allowed)
+        reason = f"{truncate(path)} takes {methods}, not {truncate(method)}; {_PATHS}"
+        raise HttpError(405, reason, headers=f"Allow: {methods}\r\n")
+    raise HttpError(404, f"there is no path {truncate(path)}; {_PATHS}")
 
 
 def routed(method: str, path: str, fields: Mapping[str, str], *, local: bool = False) -> Routed:
