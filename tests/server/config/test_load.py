@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tensorferry.server.config.flags import REPLACED
+from tensorferry.server.config.flags import ELSEWHERE, REPLACED
 from tensorferry.server.config.load import load_config, model_source
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import OPTIONS, ModelSource, ServerConfig
@@ -185,6 +185,17 @@ def test_a_value_of_the_wrong_type_in_a_file_is_an_error(line: str, file: Path) 
         load(file=file)
 
 
+@pytest.mark.parametrize("flag", ELSEWHERE)
+def test_a_flag_of_another_server_is_answered_with_ours(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        read_config(["m.onnx", f"{flag}=1"])
+    ours = ELSEWHERE[flag]
+    assert f"unknown flag {flag}; did you mean {ours}?" in capsys.readouterr().err
+    assert ours.split()[0].removeprefix("--") in BY_FLAG
+
+
 @pytest.mark.parametrize("flag", REPLACED)
 def test_a_replaced_option_is_an_error_that_names_its_replacement(
     flag: str, file: Path, capsys: pytest.CaptureFixture[str]
@@ -214,6 +225,7 @@ def test_a_replaced_option_is_an_error_that_names_its_replacement(
     [
         ("prot", "'prot'; did you mean port?"),
         ("max_batch", "'max_batch'; did you mean max-batch-size?"),
+        ("repository", "'repository'; did you mean model-repository?"),
         ("qqqqqq", "'qqqqqq'; tensorferry serve --help shows all options"),
     ],
 )

@@ -28,6 +28,22 @@ REPLACED: Mapping[str, str] = {
     "auth-exempt-health": "a rule: health checks need no token; --tls-client-ca keeps clients without a certificate out",
     "max-strings": "a rule: a tensor has at most 65536 strings; send more in several requests",
 }
+# Flags of other servers for which `nearest` finds none of ours, or a wrong one.
+ELSEWHERE: Mapping[str, str] = {
+    "--grpc-port": "--port",
+    "--grpc_port": "--port",
+    "--grpc-address": "--host",
+    "--address": "--host",
+    "--grpc-use-ssl": "--tls-certificate",
+    "--grpc-server-cert": "--tls-certificate",
+    "--grpc-server-key": "--tls-key",
+    "--exit-timeout-secs": "--drain-seconds",
+    "--workers": "--processes",
+    "--workers-per-device": "--instances",
+    "--gpu": "--device cuda",
+    "--accelerator": "--device",
+    "--batch-timeout": "--max-queue-delay-ms",
+}
 
 # The environment variable that names the file of --config.
 CONFIG_VARIABLE = "TENSORFERRY_CONFIG"
@@ -115,7 +131,7 @@ def _unknown(text: str, options: Sequence[Option]) -> str:
         return f"{flag} is replaced by {other}"
     known = [f"--{option.flag}" for option in options]
     known += [f"--no-{option.flag}" for option in options if option.parser.switch]
-    near = nearest(flag, [*known, "--config", "--help"])
+    near = ELSEWHERE.get(flag) or nearest(flag, [*known, "--config", "--help"])
     return f"unknown flag {flag}" + (f"; did you mean {near}?" if near else "")
 
 
@@ -128,5 +144,6 @@ def refuse_replaced(values: Mapping[str, Any], place: str) -> None:
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
     """Return the known name that is most similar to an unknown one; None if none is similar."""
-    longer = [candidate for candidate in known if candidate.startswith(name)]
+    ending = f"-{name.lstrip('-')}"
+    longer = [one for one in known if one.endswith(ending)] or [one for one in known if one.startswith(name)]
     return next(iter(longer or get_close_matches(name, known, 1)), None)
