@@ -15,7 +15,8 @@ from tensorferry.client import InferenceClient, InferenceError
 
 # These pages have their own tests, with their own servers.
 WITH_OWN_SERVER = (
-    "docs/guides/applications.md", "docs/guides/exporting.md", "docs/guides/image_classification.md", "docs/guides/kubernetes.md",
+    "docs/guides/applications.md", "docs/guides/exporting.md", "docs/guides/from_python_servers.md",
+    "docs/guides/image_classification.md", "docs/guides/kubernetes.md",
     "docs/guides/python_models.md", "docs/guides/security.md", "docs/guides/sequences.md",
     "docs/guides/tables.md", "docs/guides/text_embeddings.md", "docs/reference/repository.md",
 )  # fmt: skip
@@ -59,6 +60,15 @@ def test_the_page_of_sequences(place: Place) -> None:
     with serving(place.directory, "level.onnx", "--state", "past=next") as other:
         for part in others:
             follow(part, other)
+
+
+def test_the_page_of_other_python_servers(place: Place) -> None:
+    app, serve, *calls = parts("docs/guides/from_python_servers.md")
+    (place.directory / "app.py").write_text(app.text)
+    follow(serve, place)
+    with serving(place.directory, "app.py") as other:
+        for call in calls:
+            follow(call, other)
 
 
 def test_the_page_of_python_models(place: Place) -> None:
