@@ -217,12 +217,22 @@ def test_wrong_declarations(declare: Any, message: str) -> None:
 
 def test_places_of_an_encoder(encoders: Path) -> None:
     source: Any
+    with pytest.raises(
+        StartError, match=r"has no model.onnx or onnx/model.onnx but \S+, .*; give the path of"
+    ):
+        embedding_sources([str(encoders)])
     (encoders / "onnx").mkdir()
     (encoders / "tokens.onnx").rename(encoders / "onnx" / "model.onnx")
     (source,) = embedding_sources([str(encoders)])
     assert (source.name, source.path) == (encoders.name, encoders / "onnx" / "model.onnx")
     (source,) = embedding_sources([f"small={encoders / 'minilm.onnx'}"])
     assert (source.name, source.path.name) == ("small", "minilm.onnx")
+    alone = encoders / "alone"
+    alone.mkdir()
+    for name in ("minilm.onnx", "tokenizer.json"):
+        (alone / name).symlink_to(encoders / name)
+    (source,) = embedding_sources([str(alone)])
+    assert (source.name, source.path) == ("alone", alone / "minilm.onnx")
     (source,) = embedding_sources(["hf://org/Some-Encoder@v1"])
     assert source.name == "Some-Encoder"
     first, last = source.declaration.steps

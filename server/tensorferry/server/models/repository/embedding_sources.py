@@ -14,6 +14,7 @@ from tensorferry.serving import DeclarationError, embeddings, onnx, tokenizer
 
 _TOKENIZER = "tokenizer.json"
 # Where an encoder is, the first choice first. Exporters write the first, repositories of Hugging Face have the second.
+# A directory with one ONNX file may name it otherwise.
 _ENCODERS = ("model.onnx", "onnx/model.onnx")
 
 
@@ -64,11 +65,13 @@ def _local(place: Path) -> tuple[str, str, str, tuple[str, ...]]:
         encoder, folders = place, (place.parent, place.parent.parent)
     else:
         found = [file for name in _ENCODERS if isfile(file := place / name)]
-        if not found:
+        others = sorted(place.glob("*.onnx"))
+        if not found and len(others) != 1:
+            has = f" but {', '.join(file.name for file in others)}" if others else ""
             raise StartError(
-                f"--embeddings: {place} has no {' or '.join(_ENCODERS)}; give the path of the ONNX file"
+                f"--embeddings: {place} has no {' or '.join(_ENCODERS)}{has}; give the path of the ONNX file"
             )
-        encoder, folders = found[0], (place, place)
+        encoder, folders = (found or others)[0], (place, place)
     tokens = next((file for folder in folders if isfile(file := folder / _TOKENIZER)), None)
     if tokens is None:
         raise StartError(
