@@ -225,7 +225,9 @@ def test_errors_have_the_form_of_their_path(server: ServerProcess) -> None:
     assert (
         "more than one model has the task 'embedding'; give one as 'model', or" in error["error"]["message"]
     )
-    assert post(server, "/v1/nothing", {})[1]["error"]["message"].startswith("there is no path /v1/nothing; GET /v2/models")
+    assert post(server, "/v1/nothing", {})[1]["error"]["message"].startswith(
+        "there is no path /v1/nothing; GET /v2/models"
+    )
     assert post(server, "/v1/rerank", {"query": 1}) == (400, {"message": "'query' must be a string"})
     assert post(server, "/predict", {"inputs": 1})[1]["error_type"] == "Validation"
     assert post(server, "/predict", {"inputs": ["a", "b"]}) == (
@@ -287,3 +289,4 @@ def test_one_command_serves_a_directory(transport: str, folder: Path, vectors: A
         assert post(server, "/v1/embeddings", {"input": "a"})["model"] == "My-Encoder"
         info = post(server, "/info", None)
         assert (info["model_id"], info["model_type"]) == ("My-Encoder", {"embedding": {}})
+        assert info["max_client_batch_size"] == 2048

@@ -12,6 +12,7 @@ from tensorferry.server.transport.http.answers import dumps, json_response
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.json_values import MAX_VALUES, Fields
 from tensorferry.server.transport.http.text.text_call import (
+    MAX_TEXTS,
     TextCall,
     TextResult,
     check_texts,
@@ -130,7 +131,7 @@ def info(found: Sequence[pb.ModelMetadataResponse], parts: Mapping[str, str]) ->
             "model_sha": None,
             "model_dtype": "float32",
             "model_type": {_TYPES[properties["task"]]: details},
-            "max_client_batch_size": int(properties.get("max_request_rows", 1)),
+            "max_client_batch_size": min(MAX_TEXTS, int(properties.get("max_request_rows", 1))),
             "auto_truncate": True,
         }
     )
