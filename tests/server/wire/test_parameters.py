@@ -61,7 +61,7 @@ def test_other_parameters_are_ignored(given: dict[str, Any]) -> None:
         ),
         (
             {"sequence_id": {"bool_param": True}},
-            "invalid value type for 'sequence_id' parameter, expected int64_param or string_param, got bool_param",
+            "invalid value type for 'sequence_id' parameter, expected int64_param or uint64_param or string_param, got bool_param",
         ),
         ({"timeout": {"int64_param": -1}}, "invalid value for 'timeout', expected value >= 0"),
     ],

@@ -61,7 +61,7 @@ def test_http(server: ServerProcess) -> None:
 
         def infer(x: float, **flags: bool) -> float:
             given = inputs(x, triton_http.InferInput)
-            return float(client.infer("sums", given, sequence_id=5, **flags).as_numpy("y")[0, 0])
+            return float(client.infer("sums", given, sequence_id=2**64 - 1, **flags).as_numpy("y")[0, 0])
 
         assert [infer(1, sequence_start=True), infer(2), infer(3, sequence_end=True)] == [-1, -3, -6]
         with pytest.raises(triton_http.InferenceServerException, match="has ended with its last request"):

@@ -35,12 +35,12 @@ _RESERVED = "triton_"
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 
 # The types of parameters with a fixed type. As in Triton, a sequence's parameters are checked also for a model without
-# sequences, for which they have no meaning. `timeout` may be unsigned, unlike in Triton, because some clients'
-# libraries have no other integer for it.
+# sequences, for which they have no meaning. Integers may be unsigned, unlike in Triton over gRPC, because some clients'
+# libraries have no other integer, and because ids in JSON go up to 2^64 - 1.
 _KINDS = {
     TIMEOUT: ("int64_param", "uint64_param"),
     PRIORITY: ("int64_param", "uint64_param"),
-    SEQUENCE_ID: ("int64_param", "string_param"),
+    SEQUENCE_ID: ("int64_param", "uint64_param", "string_param"),
     SEQUENCE_START: ("bool_param",),
     SEQUENCE_END: ("bool_param",),
     _EMPTY_FINAL: ("bool_param",),
