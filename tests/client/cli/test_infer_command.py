@@ -311,7 +311,8 @@ def test_random_inputs_with_open_axes(server: ScriptedServer, capsys: Output) ->
     requests = server.servicer.requests
     call = ["m", "--target", server.target, "--random"]
     assert command.main([*call, "--shape", "a:0:2,16"]) == 0
-    assert [list(tensor.shape) for tensor in requests[0].inputs] == [[2, 16], [2]]
+    assert command.main([*call, "--shape", "a:0:16", "--rows", "2"]) == 0
+    assert [[list(tensor.shape) for tensor in sent.inputs] for sent in requests[:2]] == [[[2, 16], [2]]] * 2
     assert set(array_in(requests[0]).flat) == {0, 1}
     assert "choose its axes, such as --shape a:0:2,8" in refusal(capsys, command.main, [*call, "--rows", "2"])
     assert "--shape expects NAME:DIMS" in refusal(capsys, command.main, [*call, "--shape", "2"])

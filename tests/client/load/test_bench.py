@@ -237,8 +237,11 @@ WRONG = [
     (["--concurrency", "0"], "argument --concurrency: expected whole numbers from 1 to 65536"),
     (["--rate", "1", "--concurrency", "1"], "argument --rate: not allowed with --concurrency"),
     (["--processes", "0"], "argument --processes: expected a whole number from 1 to 256, got '0'"),
-    (["--shape", "x"], "argument --shape: expected NAME:DIMS such as image:3,224,224, got 'x'"),
-    (["--shape", "x:1", "--shape", "x:2"], "argument --shape: 'x' is given more than once"),
+    (["--shape", "x"], "argument --shape: expected [NAME:]DIMS, such as x:2,16, got 'x'"),
+    (
+        ["--shape", "x:1", "--shape", "x:2"],
+        "--shape expects one for each input, got two for 'x': give it once",
+    ),
     (["--rows", "2"], "rows expects 1, got 2"),
     (["--input", "/no/such.npz"], "argument --input: '/no/such.npz' cannot be read"),
     (["--trace", __file__], 'line 1: expected {"at": SECONDS, "rows": NUMBER}'),

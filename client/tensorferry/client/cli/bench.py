@@ -20,6 +20,7 @@ from tensorferry.client import errors
 from tensorferry.client.cli.bench_flags import MODES, bench_parser, read_arguments
 from tensorferry.client.cli.inputs import without_inputs
 from tensorferry.client.cli.parser import INTERRUPTED
+from tensorferry.client.cli.random_values import shapes_of
 from tensorferry.client.cli.server_flags import connection_of
 from tensorferry.client.connection.channel import CallMetadata
 from tensorferry.client.connection.target import TARGET_VARIABLE
@@ -170,7 +171,12 @@ def _bodies(arguments: argparse.Namespace, server: _Server) -> Mapping[int, Sequ
     model, plan = arguments.model, arguments.plan
     metadata = _metadata(server, model, arguments.model_version, arguments.input)
     maker = RequestMaker(
-        metadata, arguments.model_version, arguments.input, arguments.shape, arguments.parameter, plan.seed
+        metadata,
+        arguments.model_version,
+        arguments.input,
+        shapes_of(arguments.shape, metadata),
+        arguments.parameter,
+        plan.seed,
     )
     sizes = sorted({arrival.rows for arrival in plan.trace}) or [plan.rows]
     bodies = {rows: maker.requests(rows) for rows in sizes}

@@ -10,6 +10,7 @@ from typing import TypeVar
 from tensorferry.client.cli.array_files import read_archive, read_array
 from tensorferry.client.cli.infer import parameter
 from tensorferry.client.cli.parser import CommandParser
+from tensorferry.client.cli.random_values import dimensions
 from tensorferry.client.cli.server_flags import (
     SERVER_HELP,
     add_connection_flags,
@@ -58,7 +59,7 @@ _HELP = {
     "--rows": "rows of each request (default: 1)",
     "--input": "array of an input as NAME=FILE.npy, or of several as FILE.npz; its rows are sent in turn "
     "(default: random values by the model's metadata)",
-    "--shape": "shape of a random input whose dimensions the model leaves open, such as ids:128, without the rows",
+    "--shape": "shape of a random input whose dimensions the model leaves open, such as ids:128, without the rows or with them",
     "--parameter": "request parameter, as for tensorferry infer",
     "--json": "write all results to FILE, for programs and for --compare",
     "--html": "write a report with plots to FILE",
@@ -100,7 +101,7 @@ def bench_parser() -> CommandParser:
     add = parser.flags("requests", _HELP)
     add("--rows", metavar="N", type=_whole(1, 1_000_000), default=1)
     add("--input", metavar="[NAME=]FILE", action="extend", type=_arrays, default=[])
-    add("--shape", metavar="NAME:DIMS", action="append", type=_shape, default=[])
+    add("--shape", metavar="[NAME:]DIMS", action="append", type=dimensions, default=[])
     add("--parameter", metavar="NAME=VALUE", action="append", type=parameter, default=[])
     add = parser.flags("output", _HELP)
     for flag in ("--json", "--html", "--csv"):
@@ -123,7 +124,7 @@ def read_arguments(parser: CommandParser, argv: Sequence[str]) -> argparse.Names
             parser.error("argument --target: not allowed with TARGET: give one of them")
         arguments.target = arguments.target_flag
     arguments.mode = _mode(parser, arguments)
-    for name in ("input", "shape", "parameter"):
+    for name in ("input", "parameter"):
         setattr(arguments, name, unique(parser, f"--{name}", getattr(arguments, name)))
     if arguments.mode == "find_rate":
         # The capacity, which bounds the search.
@@ -238,11 +239,3 @@ def _arrays(text: str) -> list[tuple[str, Array]]:
     except (OSError, ValueError) as error:
         expected = "give NAME=FILE.npy or FILE.npz"
         raise argparse.ArgumentTypeError(f"{str(path)!r} cannot be read ({error}): {expected}") from None
-
-
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    name, colon, dims = text.rpartition(":")
-    parts = dims.split(",")
-    if not (name and colon) or not all(part.isdecimal() for part in parts):
-        raise argparse.ArgumentTypeError(f"expected NAME:DIMS such as image:3,224,224, got {text!r}")
-    return name, tuple(map(int, parts))

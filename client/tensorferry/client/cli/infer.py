@@ -13,13 +13,11 @@ from tensorferry.client.cli import printing
 from tensorferry.client.cli.array_files import write_archive, write_array
 from tensorferry.client.cli.inputs import add_once, read_inputs, read_json, without_inputs
 from tensorferry.client.cli.parser import CommandParser
-from tensorferry.client.cli.random_values import random_inputs
+from tensorferry.client.cli.random_values import dimensions, random_inputs, shapes_of
 from tensorferry.client.cli.server_flags import add_model, call_server, pair, server_parser, unique
 from tensorferry.client.errors import InferenceError, InvalidInput
-from tensorferry.client.messages.arguments import quoted
 from tensorferry.client.messages.classification import Classification
 from tensorferry.client.messages.codec import InferenceResult, Parameter, StreamRequest
-from tensorferry.client.messages.metadata import TensorMetadata
 from tensorferry.client.messages.printable import printable
 from tensorferry.client.messages.several_answers import gives_several
 from tensorferry.client.threads.client import InferenceClient
@@ -41,7 +39,8 @@ protocol's {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data"
 and INT8, 0 or 1 for other integers, words of eight letters for BYTES""",
     "--seed": "seed of --random; a seed has always the same values (default: 0)",
     "--rows": "length of an open first axis, with --random (default: 1)",
-    "--shape": "shape of an input with --random, such as x:2,16; needed if an axis other than the first is open",
+    "--shape": "shape of an input with --random, such as x:2,16, or x:16 without the rows; needed if an axis other than the first is "
+    "open",
     "--output": "name of an output to return; may be repeated (default: all)",
     "--classes": "return the N classes with the highest values of an output, as VALUE:INDEX:LABEL; may be repeated",
     "--parameter": "request parameter; true, false and numbers are sent as such, all other values as strings",
@@ -75,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
             change = "give --input NAME=FILE.npy for each input"
             raise InvalidInput("--random", "a model whose inputs the server names", received, change)
         if arguments.random:
-            shapes = unique(parser, "--shape", [_shape_of(one, model.inputs) for one in arguments.shape])
+            shapes = shapes_of(arguments.shape, model)
             seed, rows = arguments.seed or 0, arguments.rows
             inputs.update(random_inputs(model, inputs, seed, rows, shapes))
         sent = StreamRequest(
@@ -115,7 +114,7 @@ def _parser() -> CommandParser:
     add("--random", action="store_true")
     add("--seed", metavar="N", type=_count)
     add("--rows", metavar="N", type=_count)
-    add("--shape", metavar="[NAME:]DIMS", action="append", type=_dimensions, default=[])
+    add("--shape", metavar="[NAME:]DIMS", action="append", type=dimensions, default=[])
     add = parser.flags("request", _HELP)
     add("--output", metavar="NAME", action="append")
     add("--classes", metavar="NAME=N", action="append", type=_classes, default=[])
@@ -192,31 +191,6 @@ def _show_answers(client: InferenceClient, request: StreamRequest, arguments: ar
             print(f"model {printable(result.model_name)}, version {printable(result.model_version or '-')}")
         for line in printing.table(result, shutil.get_terminal_size().columns):
             print(line, flush=True)
-
-
-def _shape_of(
-    given: tuple[str | None, tuple[int, ...]], inputs: Sequence[TensorMetadata]
-) -> tuple[str, tuple[int, ...]]:
-    name, shape = given
-    if name is None:
-        if len(inputs) != 1:
-            names = quoted(tensor.name for tensor in inputs)
-            received = ",".join(map(str, shape))
-            change = "write the input's name before it, as in x:2,16"
-            raise InvalidInput(
-                "--shape", f"NAME:DIMS, because the model has the inputs {names}", received, change
-            )
-        name = inputs[0].name
-    return name, shape
-
-
-def _dimensions(text: str) -> tuple[str | None, tuple[int, ...]]:
-    # From the right, because names may have colons.
-    name, colon, sizes = text.rpartition(":")
-    numbers = sizes.split(",") if sizes else []
-    if (not sizes and not colon) or not all(n.isascii() and n.isdecimal() and len(n) < 19 for n in numbers):
-        raise argparse.ArgumentTypeError(f"expected [NAME:]DIMS, such as x:2,16, got {text!r}")
-    return name or None, tuple(map(int, numbers))
 
 
 def _classes(text: str) -> tuple[str, Classification]:

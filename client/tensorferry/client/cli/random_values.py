@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.load.requests import random_array
+from tensorferry.client.messages.arguments import quoted
 from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata, subject_of
 from tensorferry.protos.tensors import Array
+
+
+def dimensions(text: str) -> tuple[str | None, tuple[int, ...]]:
+    """Return the name, if there is one, and the lengths in the text of --shape."""
+    # From the right, because names may have colons.
+    name, colon, sizes = text.rpartition(":")
+    numbers = sizes.split(",") if sizes else []
+    if (not sizes and not colon) or not all(n.isascii() and n.isdecimal() and len(n) < 19 for n in numbers):
+        raise argparse.ArgumentTypeError(f"expected [NAME:]DIMS, such as x:2,16, got {text!r}")
+    return name or None, tuple(map(int, numbers))
+
+
+def shapes_of(
+    given: Sequence[tuple[str | None, tuple[int, ...]]], model: ModelMetadata
+) -> Mapping[str, tuple[int, ...]]:
+    """Return the shapes of --shape by input. The only input of a model needs no name. InvalidInput."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in given:
+        if name is None and len(model.inputs) != 1:
+            names = quoted(tensor.name for tensor in model.inputs)
+            received = ",".join(map(str, shape))
+            change = "write the input's name before it, as in x:2,16"
+            raise InvalidInput(
+                "--shape", f"NAME:DIMS, because the model has the inputs {names}", received, change
+            )
+        known = name or model.inputs[0].name
+        if known in shapes:
+            raise InvalidInput("--shape", "one for each input", f"two for {known!r}", "give it once")
+        shapes[known] = shape
+    return shapes
 
 
 def random_inputs(
@@ -47,6 +79,8 @@ def random_shape(
     first, *rest = tensor.shape or (1,)
     if tensor.name in shapes:
         shape = tuple(shapes[tensor.name])
+        if len(shape) == len(tensor.shape) - 1:
+            shape = (first if first >= 0 else rows or 1, *shape)
         if len(shape) != len(tensor.shape) or any(
             size not in (-1, chosen) for size, chosen in zip(tensor.shape, shape, strict=True)
         ):
