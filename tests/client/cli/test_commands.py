@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Thread
 
 import grpc
 import pytest
@@ -116,6 +119,39 @@ def test_ready_returns_the_exit_status(server: ScriptedServer, capsys: Output) -
         f"tensorferry ready: {server.target}: UNAVAILABLE: the server runs, but is not ready: tensorferry models shows its models",
         "tensorferry ready: 127.0.0.1:1: UNAVAILABLE: no server answers; is `tensorferry serve` running there?",
     ]
+
+
+@pytest.mark.parametrize(("command", "words"), [(commands.models, []), (bench.main, ["m"])])
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "is `tensorferry serve` running there?"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "this port speaks another protocol, such as HTTP/1.1"),
+    ],
+)
+def test_a_port_without_the_server_is_answered_with_what_to_check(
+    command: Callable[..., int], words: list[str], answer: bytes | None, said: str, capsys: Output
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        target = f"127.0.0.1:{listening.getsockname()[1]}"
+        if answer is None:
+            listening.close()
+        else:
+            Thread(target=answer_all, args=(listening, answer), daemon=True).start()
+        assert command([*words, "--target", target]) == 1
+        if answer is not None:
+            # Ends the thread, which `close` would not.
+            listening.shutdown(socket.SHUT_RDWR)
+    assert said in capsys.readouterr().err
+
+
+def answer_all(listening: socket.socket, answer: bytes) -> None:
+    """Answer each connection, until the socket is closed."""
+    with suppress(OSError):
+        while True:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(answer)
 
 
 def test_wrong_arguments_are_one_line_with_the_nearest_flag(capsys: Output) -> None:

@@ -21,7 +21,7 @@ from tensorferry.client.cli.bench_flags import MODES, bench_parser, read_argumen
 from tensorferry.client.cli.inputs import without_inputs
 from tensorferry.client.cli.parser import INTERRUPTED
 from tensorferry.client.cli.random_values import shapes_of
-from tensorferry.client.cli.server_flags import connection_of
+from tensorferry.client.cli.server_flags import connection_of, hint
 from tensorferry.client.connection.channel import CallMetadata
 from tensorferry.client.connection.target import TARGET_VARIABLE
 from tensorferry.client.errors import InferenceError, InvalidInput
@@ -82,7 +82,8 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except InferenceError as error:
-        print(f"{parser.prog}: {address}: {tables.plain(str(error))}", file=sys.stderr)
+        text = f"{address}: {tables.plain(str(error))}{hint(error, connection)}"
+        print(f"{parser.prog}: {text}", file=sys.stderr)
     except BrokenPipeError:
         # Of the output, as in `call_server`.
         raise

@@ -115,7 +115,7 @@ def call_server(
     except InvalidInput as error:
         parser.error(str(error))
     except InferenceError as error:
-        text = f"{','.join(connection.targets)}: {one_line(str(error))}{_hint(error, connection)}"
+        text = f"{','.join(connection.targets)}: {one_line(str(error))}{hint(error, connection)}"
         print(f"{parser.prog}: {text}", file=sys.stderr)
         return 1
     except BrokenPipeError:
@@ -127,12 +127,14 @@ def call_server(
     return 0
 
 
-def _hint(error: InferenceError, connection: ServerConnection) -> str:
-    """Return what to look at if a call has reached no server that speaks the protocol."""
+def hint(error: InferenceError, connection: ServerConnection) -> str:
+    """Return what to look at if a call has reached no server that speaks the protocol; "" for other errors."""
     if not isinstance(error, Unavailable):
         return ""
     if "Connection refused" in error.message:
         return "; is `tensorferry serve` running there?"
+    if "Failed parsing HTTP/2" in error.message:
+        return "; this port speaks another protocol, such as HTTP/1.1: give the port of gRPC"
     if not connection.tls and any(text in error.message for text in ("Socket closed", "recvmsg", "GOAWAY")):
         return "; if the server has TLS, give --tls or --ca-file"
     return ""
