@@ -59,6 +59,7 @@ def serve() -> Iterator[Serve]:
         registry.mark_ready(
             Model("m", "1", signature, max_batch_size, "", batcher, slo, empty_axes=empty_axes)
         )
+        registry.mark_complete()
         return InferenceService(registry)
 
     yield make

@@ -280,6 +280,7 @@ def opened(
     """
     before = set(threading.enumerate())
     registry = ModelRegistry()
+    registry.mark_complete()
     service = ScriptedService(registry)
     limits: dict[str, Any] = {"max_streams": max_streams, "max_in_flight": max_in_flight}
     shared = shared_state(access, max_calls=max_calls)

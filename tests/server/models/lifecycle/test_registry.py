@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from support.server.rig import signature, spec
 
-from tensorferry.server.errors import NotReadyError
+from tensorferry.server.errors import NotFoundError, NotReadyError
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry, ModelState
 from tensorferry.server.python.steps.named_model import ModelReference
 
@@ -33,6 +33,18 @@ def test_a_server_without_models_is_ready_only_if_models_can_be_loaded() -> None
     registry.mark_complete()
     registry.mark_failed("m", "1", "broken")
     assert not registry.serving
+
+
+def test_an_unknown_model_may_still_come_until_the_start_is_complete() -> None:
+    registry = ModelRegistry()
+    with pytest.raises(NotReadyError, match="'m' is not loaded yet, if the server has it"):
+        registry.get("m")
+    # A pipeline that is loaded names its steps.
+    with pytest.raises(NotFoundError):
+        registry.find("m")
+    registry.mark_complete()
+    with pytest.raises(NotFoundError, match="the server has: none"):
+        registry.get("m")
 
 
 def test_the_highest_ready_version_is_the_latest() -> None:

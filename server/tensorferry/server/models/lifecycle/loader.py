@@ -118,7 +118,7 @@ def _load_pipeline(source: ModelSource, declared: PipelineModel, context: LoadCo
         f"{stage.name}: {stage.steps[0].step.batching if stage.steps[0].step is not None else 'its own batches'}"
         for stage in plan.stages
     )
-    named = [context.registry.get(step.used.name) for step in steps if step.used is not None]
+    named = [context.registry.find(step.used.name) for step in steps if step.used is not None]
     verdict = _weakest(
         [step.decision.verdict for step in loaded] + [model.batching_verdict for model in named]
     )
@@ -157,7 +157,7 @@ def _load_ensemble(source: ModelSource, given: ModelConfig, context: LoadContext
 
 def _composing_model(ensemble: str, named: NamedModel, context: LoadContext) -> Model:
     try:
-        model = context.registry.get(*named)
+        model = context.registry.find(*named)
     except ServerError as error:
         raise StartError(
             f"ensemble {ensemble!r} depends on {named.name!r}, which does not serve: {error}"
@@ -213,7 +213,7 @@ def _place_step(
     """Load a step of a pipeline. `ragged` has the tensors whose rows differ in length, as functions before it give them."""
     if isinstance(step.model, str):
         try:
-            model = context.registry.get(step.model)
+            model = context.registry.find(step.model)
         except ServerError as error:
             raise StartError(f"pipeline {declared.name!r}, step {step.model!r}: {error}") from None
         if model.streams:

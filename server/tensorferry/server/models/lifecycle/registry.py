@@ -332,6 +332,21 @@ class ModelRegistry:
         self._refresh_users_locked(entry.name)
 
     def get(self, name: str, version: str = "") -> Model:
+        """Return the model for a client's request. Raises as `find`, but NotReadyError for an unknown model while the
+        models of the start are being loaded.
+        """
+        # Before the search, because the model may be loaded in between.
+        complete = self.complete
+        try:
+            return self.find(name, version)
+        except NotFoundError:
+            if complete:
+                raise
+            raise NotReadyError(
+                f"model {name!r} is not loaded yet, if the server has it: models are still being loaded; retry"
+            ) from None
+
+    def find(self, name: str, version: str = "") -> Model:
         """Return the model that serves this name and version ("" for the latest).
 
         InvalidRequestError for a version that is not a number, NotFoundError for an unknown one, NotReadyError for one
