@@ -19,12 +19,12 @@ import grpc
 from chaos import report
 from chaos.account import read
 from chaos.caller import OWN, state_of
-from chaos.content import request, verdict, write_model
+from chaos.content import SUMS, request, verdict, write_model, write_sums
 from chaos.faults import Faults
 from chaos.proxy import FaultProxy
 from chaos.report import Window
 from chaos.servers import PATIENCE, CallerProcesses, Server, build_clock
-from chaos.watch import Watch, reconcile
+from chaos.watch import Watch, living_sequences, reconcile
 from polling import until
 from support.processes import observed, thrower
 
@@ -78,6 +78,7 @@ def soak(
     shared_memory = observed.dev_shm_files()
     repository = folder / "repository"
     write_model(repository / "swapped" / "1" / "model.onnx")
+    write_sums(repository / SUMS)
     models = [f"{name}={write_model(folder / f'{name}.onnx')}" for name in ("affine", "shaky")]
     arguments = [
         *models, "--model-repository", str(repository), "--model-control", "explicit", "--load-model", "*",
@@ -117,6 +118,8 @@ def soak(
         watch.close()
         for server in (steady, mortal):
             until(lambda: _refusals(server), lambda found: not found, seconds=PATIENCE)  # noqa: B023
+            # Those without an end end after a while.
+            until(lambda: living_sequences(server.metrics_url), lambda found: not found, seconds=PATIENCE)  # noqa: B023
             counters[server.name] = reconcile(server.metrics_url, 30.0)
         mortal.end(signal.SIGKILL)
         # Its next life removes what it has left.

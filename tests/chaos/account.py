@@ -7,12 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.caller import ENDLESS_SECONDS, GRACE_SECONDS
+from chaos.caller import ENDLESS_SECONDS, GRACE_SECONDS, LOST
 from chaos.content import AT_FAULT
 
 _AT_FAULT = {mark.name for mark in AT_FAULT}
 # Allowed status codes beside an answer; INTERNAL if the request itself is at fault.
-_KNOWN = {"OK", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED", "NOT_FOUND"}
+_KNOWN = {"OK", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED", "NOT_FOUND", LOST}
 
 
 @dataclass(frozen=True, slots=True)

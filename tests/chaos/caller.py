@@ -18,7 +18,8 @@ import time
 from typing import Any
 
 import grpc
-from chaos.content import Mark, request, rows_of, verdict, verdict_of
+import numpy as np
+from chaos.content import IDLE_SECONDS, SUMS, Mark, request, rows_of, verdict, verdict_of
 
 from tensorferry.client import InferenceClient, InferenceError
 from tensorferry.protos import inference_pb2_grpc
@@ -40,6 +41,10 @@ MARKS = (
 # How often it is marked to abort the model's process, if that leaves the server alive: some times a minute.
 ABORTED = 0.0001
 IN_A_STREAM = 12
+IN_A_SEQUENCE = 12
+# How the server refuses a request of a sequence that it does not have, and the state of such a call.
+LOST_WORDS = ("must specify the START flag", "begin it again with sequence_start")
+LOST = "LOST_STATE"
 # Seconds after which a call without a deadline is lost; with a deadline, seconds after it.
 ENDLESS_SECONDS, GRACE_SECONDS = 60.0, 20.0
 
@@ -85,7 +90,10 @@ class Callers:
 
     def run(self) -> None:
         """Call until SIGTERM, and then until every call has ended."""
-        kinds = (self._robin, self._robin, self._bundled, self._proxied, self._stream, self._proxied_stream)
+        kinds = (
+            *(self._robin, self._robin, self._bundled, self._proxied, self._stream, self._proxied_stream),
+            *(self._sequences, self._proxied_sequences, self._mortal_sequences),
+        )
         threads = [
             threading.Thread(target=kind, args=(random.Random(f"{self._sender}/{index}"),), daemon=True)
             for index, kind in enumerate(kinds)
@@ -197,6 +205,58 @@ class Callers:
             end = state_of(error, "")
         for number in open_calls:
             self._ledger.ended(number, end)
+
+    def _sequences(self, chance: random.Random) -> None:
+        self._all_sequences(self._options.first, "sequence", chance)
+
+    def _proxied_sequences(self, chance: random.Random) -> None:
+        self._all_sequences(self._options.proxy, "proxied_sequence", chance)
+
+    def _mortal_sequences(self, chance: random.Random) -> None:
+        self._all_sequences(self._options.servers.rpartition(",")[2], "mortal_sequence", chance)
+
+    def _all_sequences(self, target: str, kind: str, chance: random.Random) -> None:
+        with grpc.insecure_channel(target, OWN) as channel:
+            while not self._stop.is_set():
+                self._one_sequence(channel, kind, chance)
+
+    def _one_sequence(self, channel: grpc.Channel, kind: str, chance: random.Random) -> None:
+        """Send the requests of a sequence, and check each sum. Some sequences are left without an end."""
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        steps, ends = chance.randint(1, IN_A_SEQUENCE), chance.random() < 0.8
+        # The sums that the server can have: also with a request that failed, whose answer may have been lost on the way.
+        sums: list[Any] = [0.0]
+        # The server may lose a sequence with its process.
+        lost = self._aborted > 0 or kind == "mortal_sequence"
+        failures, sequence, answered = 0, "", time.monotonic()
+        for step in range(steps):
+            mark = chance.choice(MARKS) if chance.random() < MARKED else Mark.NONE
+            timeout = chance.choice((None, None, 0.1, 2.0))
+            number = self._ledger.sent(kind, timeout, mark)
+            sequence = sequence or f"{self._sender}.{number}"
+            message = request(SUMS, self._sender, number, 1, mark)
+            message.parameters["sequence_id"].string_param = sequence
+            message.parameters["sequence_start"].bool_param = step == 0
+            message.parameters["sequence_end"].bool_param = ends and step == steps - 1
+            x = rows_of(self._sender, number, 1, mark)
+            late = time.monotonic() - answered > IDLE_SECONDS / 2
+            try:
+                response = stub.ModelInfer(message, timeout=timeout)
+                y = np.frombuffer(response.raw_output_contents[0], np.float32)
+                right = response.id == message.id and any((y == past + x[0]).all() for past in sums)
+                state = "OK" if right else f"CROSSED({response.id}:{y.tolist()})"
+                sums = [y]
+            except grpc.RpcError as error:
+                failures += 1
+                refused = any(words in str(error.details()) for words in LOST_WORDS)
+                state = LOST if refused and (lost or late or failures > 1) else state_of(error, SUMS)
+                sums += [past + x[0] for past in sums]
+            self._ledger.ended(number, state)
+            self._pause(chance, state)
+            answered = time.monotonic()
+            # After a failure the next request tells what the server has kept.
+            if failures > 1:
+                return
 
 
 def state_of(error: Any, model: str) -> str:

@@ -1,7 +1,7 @@
 """Content of each request, and its own right answer.
 
 A row of `x` has its sender, the sender's number of the request, its place in the request, and the
-fault to cause; the model is y = 3 x + 1, exactly.
+fault to cause; the model is y = 3 x + 1, exactly. That of sequences adds the rows of a sequence.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from support.models.small import written
 from tensorferry.protos import inference_pb2 as pb
 
 FACTOR, OFFSET = 3, 1
+# The model of sequences.
+SUMS = "sums"
 COLUMNS = 4
+# A sequence ends after so long without a request.
+IDLE_SECONDS = 8
 
 
 class Mark(enum.IntEnum):
@@ -43,6 +47,23 @@ def write_model(path: Path) -> Path:
     rows = f"float[batch, {COLUMNS}]"
     text = f"({rows} x) => ({rows} y) {{ scaled = Mul (x, factor) y = Add (scaled, offset) }}"
     return written(path, text, factor=np.float32(FACTOR), offset=np.float32(OFFSET))
+
+
+def write_sums(folder: Path) -> None:
+    """Write the model of sequences, y = the sum of all x of the sequence, into its folder of a repository."""
+    version = folder / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    rows = f"float[batch, {COLUMNS}]"
+    text = (
+        f"({rows} x, {rows} past) => ({rows} y, {rows} next) {{ next = Add (past, x) y = Identity (next) }}"
+    )
+    state = f'input_name: "past" output_name: "next" data_type: TYPE_FP32 dims: {COLUMNS}'
+    idle = f"max_sequence_idle_microseconds: {IDLE_SECONDS}000000"
+    config = folder / "config.new"
+    config.write_text(f"max_batch_size: 32 sequence_batching {{ {idle} state {{ {state} }} }}\n")
+    # Servers read the files at any time.
+    config.rename(folder / "config.pbtxt")
+    written(version / "model.new", text).rename(version / "model.onnx")
 
 
 def rows_of(sender: int, number: int, rows: int, mark: Mark = Mark.NONE) -> Any:

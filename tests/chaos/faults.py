@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from chaos.content import request, write_model
+from chaos.content import SUMS, request, write_model, write_sums
 from chaos.faulty_server import MOST_FILES
 from chaos.proxy import FAIR, FaultProxy, Weather
 from chaos.servers import Busy, CallerProcesses, Server, exhaust_files
@@ -254,14 +254,16 @@ class Faults:
             server.jump(0.0)
 
     def reload(self, chance: random.Random) -> None:
-        """A model is replaced by a new file with the same content."""
+        """Models are replaced by new files with the same content. Living sequences stay with the old model."""
         version = self._repository / "swapped" / "1" / "model.onnx"
         write_model(version.with_suffix(".new")).rename(version)
+        write_sums(self._repository / SUMS)
         if self._steady.count > 1:
             # The mortal one may be away.
             os.kill(self._steady.pid, signal.SIGHUP)
             return
-        self._control("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="swapped"))
+        for name in ("swapped", SUMS):
+            self._control("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name=name))
 
     def unload(self, chance: random.Random) -> None:
         """A model is unloaded, and loaded again."""

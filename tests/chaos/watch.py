@@ -96,6 +96,11 @@ def reconcile(url: str, patience: float) -> Mapping[str, tuple[int, int]]:
     return {model: (count, outcomes[model]) for model, count in accepted.items()}
 
 
+def living_sequences(url: str) -> int:
+    """Return the number of living sequences and of the bytes of their states, added."""
+    return sum(_by_model(url, "tensorferry_sequences", "tensorferry_state_bytes", timeout=30.0).values())
+
+
 def _by_model(url: str, *names: str, timeout: float) -> Counter[str]:
     """Return the sums of metrics by their label `model`."""
     with urllib.request.urlopen(url, timeout=timeout) as response:
