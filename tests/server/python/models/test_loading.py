@@ -158,7 +158,8 @@ def test_a_function_of_one_row_may_return_any_length(load: LoadFunction) -> None
     [
         (lambda x: x[:1], r"output 'y' has 1 rows \(shape \[1\]\), and its input has 2"),
         (lambda x: x.astype(np.float64), r"output 'y' has dtype float64, and is declared as FP32: convert it with"),
-        (lambda x: x[:, None], r"output 'y' has shape \[1, 1\], and is declared as \[-1\]"),
+        (lambda x: x[:, None], r"output 'y' has shape \[1, 1\], and is declared as \[-1\]$"),
+        (lambda x: x.mean(), r"output 'y' has shape \[\], and is declared as \[-1\]; give each row of the batch its own"),
         (lambda x: {"z": x}, r"it returned outputs \['z'\], and declares \['y'\]"),
         (lambda x: (x, x), r"it returned 2 outputs, and declares 1"),
         (lambda x: object(), r"output 'y' is of type object, which is no array of FP32"),

@@ -106,9 +106,12 @@ class DeclaredOutputs:
             return array
         array = _stored(spec, array)
         if not _fits(spec, array.shape):
-            raise WrongOutputs(
+            message = (
                 f"output {spec.name!r} has shape {list(array.shape)}, and is declared as {list(spec.shape)}"
             )
+            if self._batched and array.ndim < len(spec.shape):
+                message += "; give each row of the batch its own, on axis 0, or declare batched=False"
+            raise WrongOutputs(message)
         if self._batched and array.shape[0] != rows:
             raise WrongOutputs(
                 f"output {spec.name!r} has {array.shape[0]} rows (shape {list(array.shape)}), and its input has {rows}"
