@@ -101,10 +101,7 @@ def soak(
     for server in (steady, mortal):
         server.start()
     proxy = FaultProxy(steady.port)
-    addresses = f"ipv4:{steady.address},{mortal.address}"
-    callers = CallerProcesses(
-        folder, addresses, steady.address, f"127.0.0.1:{proxy.port}", aborts=processes > 1
-    )
+    callers = CallerProcesses(folder, (steady, mortal), proxy, aborts=processes > 1)
     watch = Watch(lambda: steady.processes, None if processes > 1 else steady.metrics_url)
     faults = Faults(seed, steady, mortal, proxy, callers, repository, clocks=clock is not None)
     if clock is None:

@@ -15,6 +15,7 @@ import random
 import signal
 import threading
 import time
+from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 import grpc
@@ -42,6 +43,11 @@ MARKS = (
 ABORTED = 0.0001
 IN_A_STREAM = 12
 IN_A_SEQUENCE = 12
+# The status codes of gRPC for those of HTTP.
+HTTP_STATES = {
+    404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 499: "CANCELLED", 500: "INTERNAL", 503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}  # fmt: skip
 # How the server refuses a request of a sequence that it does not have, and the state of such a call.
 LOST_WORDS = ("must specify the START flag", "begin it again with sequence_start")
 LOST = "LOST_STATE"
@@ -93,6 +99,7 @@ class Callers:
         kinds = (
             *(self._robin, self._robin, self._bundled, self._proxied, self._stream, self._proxied_stream),
             *(self._sequences, self._proxied_sequences, self._mortal_sequences),
+            *(self._http, self._mortal_http),
         )
         threads = [
             threading.Thread(target=kind, args=(random.Random(f"{self._sender}/{index}"),), daemon=True)
@@ -206,6 +213,36 @@ class Callers:
         for number in open_calls:
             self._ledger.ended(number, end)
 
+    def _http(self, chance: random.Random) -> None:
+        self._all_http(int(self._options.http.partition(",")[0]), "http", chance)
+
+    def _mortal_http(self, chance: random.Random) -> None:
+        self._all_http(int(self._options.http.partition(",")[2]), "mortal_http", chance)
+
+    def _all_http(self, port: int, kind: str, chance: random.Random) -> None:
+        """Send binary tensors over HTTP/1.1, on one connection while it works."""
+        connection = HTTPConnection("127.0.0.1", port, timeout=GRACE_SECONDS / 2)
+        while not self._stop.is_set():
+            model, rows, mark = self._draw(chance)
+            timeout = chance.choice((None, 0.2, 2.0))
+            number = self._ledger.sent(kind, timeout, mark)
+            x, name = rows_of(self._sender, number, rows, mark), f"{self._sender}.{number}"
+            try:
+                status, message, y, answered = post(connection, model, name, x, timeout)
+                state = (
+                    verdict_of(y, answered, x, name)
+                    if status == 200
+                    else allowed(HTTP_STATES.get(status, str(status)), message, model)
+                )
+            except TimeoutError:
+                connection.close()
+                state = "DEADLINE_EXCEEDED"
+            except (OSError, HTTPException):
+                connection.close()
+                state = "UNAVAILABLE"
+            self._ledger.ended(number, state)
+            self._pause(chance, state)
+
     def _sequences(self, chance: random.Random) -> None:
         self._all_sequences(self._options.first, "sequence", chance)
 
@@ -259,6 +296,31 @@ class Callers:
                 return
 
 
+def post(
+    connection: HTTPConnection, model: str, name: str, x: Any, timeout: float | None
+) -> tuple[int, str, Any, str]:
+    """Send an inference request; return the status, the body, the output of status 200, and the id of its answer."""
+    tensor = {
+        "name": "x",
+        "datatype": "FP32",
+        "shape": list(x.shape),
+        "parameters": {"binary_data_size": x.nbytes},
+    }
+    head = json.dumps({"id": name, "inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    if timeout is not None:
+        headers["X-Request-Timeout"] = str(timeout)
+    connection.request("POST", f"/v2/models/{model}/infer", head + x.tobytes(), headers)
+    answer = connection.getresponse()
+    body = answer.read()
+    if answer.status != 200:
+        return answer.status, body.decode(), None, ""
+    size = int(answer.headers["Inference-Header-Content-Length"])
+    described = json.loads(body[:size])
+    y = np.frombuffer(body[size:], np.float32).reshape(described["outputs"][0]["shape"])
+    return answer.status, "", y, described["id"]
+
+
 def state_of(error: Any, model: str) -> str:
     """Return the name of its status, with the message if the status is unexpected."""
     return allowed(error.code().name, str(error.details()), model)
@@ -276,7 +338,7 @@ def allowed(code: str, message: str, model: str) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    for name in ("--servers", "--first", "--proxy", "--ledger"):
+    for name in ("--servers", "--first", "--proxy", "--http", "--ledger"):
         parser.add_argument(name, required=True)
     parser.add_argument("--sender", type=int, required=True)
     parser.add_argument("--aborts", action="store_true", help="let requests abort the model's process")

@@ -36,6 +36,8 @@ _KILLS = 3
 _THROWS = 3
 # How often it is grpcio's polling thread.
 _POLLING_SHARE = 0.3
+# The thread that serves HTTP, whose end ends a process, too.
+_HTTP = "http"
 _CLOCK_JUMPS = (-7200.0, -5.0, 5.0, 3600.0)
 
 
@@ -159,7 +161,7 @@ class Faults:
             if chance.random() < _POLLING_SHARE:
                 names.sort(key=lambda name: not name.endswith(thrower.POLLING))
             for name in names:
-                ends_server = process == server.pid and name.endswith(thrower.POLLING)
+                ends_server = process == server.pid and (name.endswith(thrower.POLLING) or name == _HTTP)
                 if server.away.is_set() or (ends_server and server is self._steady):
                     continue
                 if ends_server:

@@ -17,6 +17,7 @@ from typing import Any
 
 from chaos.faulty_server import LEAKS
 from chaos.faulty_supervisor import MODULE
+from chaos.proxy import FaultProxy
 from polling import until
 from support.processes import observed, thrower
 from support.processes.free_ports import free_ports
@@ -64,7 +65,7 @@ class Server:
         self.name = name
         self.count = processes
         self.sockets = sockets
-        self.port, self.metrics_port = free_ports(2)
+        self.port, self.metrics_port, self.http_port = free_ports(3)
         self.log = folder / f"{name}.log"
         self.lives = 0
         self._clock_file = folder / f"{name}.clock"
@@ -74,6 +75,7 @@ class Server:
             ServerProcess.start,
             *arguments,
             *("--processes", str(processes), "--metrics-port", str(self.metrics_port), "--device", "cpu"),
+            *("--http-port", str(self.http_port)),
             *("--drain-seconds", "20", "--run-timeout-seconds", "0.7"),
             transport=transport,
             program=[sys.executable, str(Path(__file__).with_name(program))],
@@ -126,7 +128,7 @@ class Server:
             with self.log.open("a") as log:
                 log.writelines(self.running.log)
         # The kernel kills the children of a process that was killed, and they may listen for some milliseconds more.
-        for port in (self.port, self.metrics_port):
+        for port in (self.port, self.metrics_port, self.http_port):
             until(lambda: observed.listeners(port), lambda listeners: not listeners)  # noqa: B023
         return code
 
@@ -139,9 +141,12 @@ class Server:
 class CallerProcesses:
     """Processes of callers, by the number of their sender, which is never reused."""
 
-    def __init__(self, folder: Path, servers: str, first: str, proxy: str, *, aborts: bool) -> None:
+    def __init__(self, folder: Path, servers: Sequence[Server], proxy: FaultProxy, *, aborts: bool) -> None:
         self._folder = folder
-        self._arguments = ["--servers", servers, "--first", first, "--proxy", proxy]
+        first, last = servers
+        self._arguments = ["--servers", f"ipv4:{first.address},{last.address}", "--first", first.address]
+        self._arguments += ["--proxy", f"127.0.0.1:{proxy.port}"]
+        self._arguments += ["--http", f"{first.http_port},{last.http_port}"]
         if aborts:
             self._arguments.append("--aborts")
         self._senders = 0
