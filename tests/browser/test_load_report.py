@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,6 @@ from tensorferry.client.load.steps import Step
 pytestmark = needs_chromium
 
 HOSTILE = "<img src=x onerror=document.title='owned'></script><script>document.title='owned'</script>"
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[Chromium]:
-    """A browser, whose page must have logged nothing and have had no errors at the end."""
-    chromium = Chromium(tmp_path / "profile")
-    yield chromium
-    console, errors = chromium.console, chromium.errors
-    chromium.close()
-    assert not console
-    assert not errors
 
 
 def measured(step: Step, rate: int, latency: float, failures: int = 0, *, server: bool = True) -> StepResult:

@@ -62,52 +62,40 @@ def address(request: pytest.FixtureRequest, site: Path) -> Iterator[str]:
             thread.join()
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Chromium]:
-    """A browser, whose pages must have logged nothing and have had no errors at the end."""
-    chromium = Chromium(tmp_path / "profile")
-    chromium.window(1280, 900)
-    yield chromium
-    console, errors = chromium.console, chromium.errors
-    chromium.close()
-    assert not console
-    assert not errors
-
-
-def found(browser: Chromium, words: str, wanted: str) -> str:
+def found(page: Chromium, words: str, wanted: str) -> str:
     """Search as a reader does, wait for the result with this end, and return its address."""
-    browser.evaluate(
+    page.evaluate(
         f"(() => {{ const field = document.querySelector('.sidebar-search'); field.value = {words!r};"
         " field.form.submit(); })()"
     )
-    browser.until("location.pathname.endsWith('/search.html')")
+    page.until("location.pathname.endsWith('/search.html')")
     links = "[...document.querySelectorAll('#search-results li a')].map((link) => link.href.split('?')[0])"
-    address: str = browser.until(f"{links}.find((link) => link.endsWith({wanted!r}))")
+    address: str = page.until(f"{links}.find((link) => link.endsWith({wanted!r}))")
     return address
 
 
-def test_a_reader_finds_pages_and_names(address: str, browser: Chromium) -> None:
-    browser.open(f"{address}/index.html")
-    browser.until("location.pathname.endsWith('/README.html') && document.readyState == 'complete'")
-    assert browser.evaluate("document.querySelector('h1').firstChild.textContent") == "tensorferry"
-    captions = browser.evaluate(
+def test_a_reader_finds_pages_and_names(address: str, page: Chromium) -> None:
+    page.open(f"{address}/index.html")
+    page.until("location.pathname.endsWith('/README.html') && document.readyState == 'complete'")
+    assert page.evaluate("document.querySelector('h1').firstChild.textContent") == "tensorferry"
+    captions = page.evaluate(
         "[...document.querySelectorAll('.sidebar-tree .caption-text')].map((caption) => caption.textContent)"
     )
     assert captions == ["Guides", "Reference", "Design", "Results", "Project"]
-    browser.open(found(browser, "liveness readiness", "/docs/guides/operations.html"))
-    assert browser.evaluate("document.querySelector('h1').firstChild.textContent") == "Run in production"
+    page.open(found(page, "liveness readiness", "/docs/guides/operations.html"))
+    assert page.evaluate("document.querySelector('h1').firstChild.textContent") == "Run in production"
     name = "tensorferry.client.InferenceClient.submit"
-    browser.open(found(browser, "InferenceClient.submit", f"/docs/api/client.html#{name}"))
-    assert browser.evaluate("document.getElementById(location.hash.slice(1)) !== null")
-    assert len(browser.requested) > 10
-    assert not [url for url in browser.requested if not url.startswith((address, "data:"))]
+    page.open(found(page, "InferenceClient.submit", f"/docs/api/client.html#{name}"))
+    assert page.evaluate("document.getElementById(location.hash.slice(1)) !== null")
+    assert len(page.requested) > 10
+    assert not [url for url in page.requested if not url.startswith((address, "data:"))]
 
 
-def test_pages_fit_a_narrow_screen(site: Path, browser: Chromium) -> None:
-    browser.window(390, 844)
-    for page in pages_of(site):
-        browser.open(page.as_uri())
-        assert browser.evaluate("document.documentElement.scrollWidth") <= 390, page
+def test_pages_fit_a_narrow_screen(site: Path, page: Chromium) -> None:
+    page.window(390, 844)
+    for file in pages_of(site):
+        page.open(file.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, file
 
 
 class Resources(HTMLParser):

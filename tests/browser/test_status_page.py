@@ -31,18 +31,6 @@ MEMBERS = "[...document.querySelectorAll('#members tbody tr')].map((row) => row.
 PROCESSES = [["server 0", "serving"], ["server 1", "serving"]]
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[Chromium]:
-    """A browser, whose page must have logged nothing and have had no errors at the end."""
-    chromium = Chromium(tmp_path / "profile")
-    chromium.window(1280, 900)
-    yield chromium
-    console, errors = chromium.console, chromium.errors
-    chromium.close()
-    assert not console
-    assert not errors
-
-
 @contextmanager
 def traffic(address: str, model: str, callers: int = 6) -> Iterator[None]:
     """Callers of the digits model, each with its own name in request ids, one of them with markup."""

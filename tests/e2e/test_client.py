@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from e2e.fixtures import Serve
 from e2e.test_metrics import scrape_until
 from support.processes.faulty import HANG
 from support.processes.probe import TABLE_ERROR, inputs
-from support.processes.server import ServerProcess, run_command
+from support.processes.server import ServerProcess
 
 from tensorferry.client import (
     DeadlineExceeded,
@@ -24,7 +23,6 @@ from tensorferry.client import (
     InvalidInput,
     NotFound,
     StreamRequest,
-    aio,
 )
 
 
@@ -99,34 +97,3 @@ def test_results_come_as_they_finish(serve_faulty: Serve, tmp_path: Path) -> Non
         scrape_until(server, lambda found: found["tensorferry_calls_refused_total"] == 2)
         release.touch()
         assert [name(outcome) for outcome in consumed.result(60)] == ["slow", "wrong"]
-
-
-async def test_asyncio(plain: ServerProcess) -> None:
-    async with aio.InferenceClient(plain.address) as client:
-        assert await client.is_ready()
-        result = await client.infer("probe", inputs(5))
-        np.testing.assert_array_equal(result["y"], np.full((1, 4), 10))
-        seen = []
-        async for result in client.stream("probe", (inputs(tag) for tag in range(50)), ordered=True):
-            seen.append(float(result["y"][0, 0]))
-        assert seen == [2.0 * tag for tag in range(50)]
-
-
-def test_the_shell(plain: ServerProcess, tmp_path: Path) -> None:
-    def shell(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return run_command(*arguments, "--target", plain.address)
-
-    assert "digits" in shell("models").stdout
-    described = shell("describe", "digits").stdout
-    assert "image" in described
-    assert "UINT8" in described
-    assert "\nbatching: batches of up to " in described
-    heldout = np.load(Path(__file__).resolve().parents[2] / "examples" / "digits" / "heldout.npz")
-    np.save(tmp_path / "images.npy", heldout["images"][:3])
-    asked = ("infer", "digits", "--input", f"image={tmp_path / 'images.npy'}")
-    assert shell(*asked, "--output-dir", tmp_path / "out").returncode == 0
-    np.testing.assert_array_equal(np.load(tmp_path / "out" / "label.npy"), heldout["labels"][:3])
-    wrong = shell("infer", "other", "--input", f"image={tmp_path / 'images.npy'}")
-    assert wrong.returncode == 1
-    assert "other" in wrong.stderr
-    assert "Traceback" not in wrong.stderr

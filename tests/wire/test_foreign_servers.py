@@ -73,15 +73,6 @@ def test_a_closed_loop(server: Server, tmp_path: Path, capfd: pytest.CaptureFixt
     assert "no figures of the server's side: the server has no ModelStatistics (UNIMPLEMENTED" in out
 
 
-def test_an_open_loop_with_a_report(server: Server, tmp_path: Path) -> None:
-    report = tmp_path / "report.html"
-    results = benched(server, "double", tmp_path, *TWENTY, "--html", str(report))
-    (step,) = results["steps"]
-    assert (step["rate"], step["failed"], step["server"]) == (20, 0, None)
-    assert 9 <= step["answered"] <= 11
-    assert '"server": null' in report.read_text()
-
-
 def test_bench_needs_files_where_no_inputs_are_named(
     server: Server, tmp_path: Path, row: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,13 +117,6 @@ def test_describe_prints_a_command_that_works(server: Server, capfd: pytest.Capt
     assert "y  FP32 [1, 3]" in capfd.readouterr().out
 
 
-def test_describe_of_a_model_without_names(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
-    assert commands.describe(["undeclared", "--target", server.address]) == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert lines[2] == "The server names no inputs. If the model has some, send them as arrays:"
-    assert lines[4:] == [f"tensorferry infer undeclared --target {server.address} --input NAME=FILE.npy"]
-
-
 def test_ready_and_models(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
     assert commands.ready(["--target", server.address]) == 0
     status = commands.models(["--target", server.address])
@@ -159,31 +143,6 @@ def test_infer(server: Server, row: str, capfd: pytest.CaptureFixture[str], mode
         assert infer.main([*called, *arguments]) == 0
         (y,) = json.loads(capfd.readouterr().out)["outputs"]
         assert (y["name"], y["datatype"], y["shape"], y["data"]) == ("y", "FP32", [1, 3], [2, 5, -6])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (
-            ["--input", "x=[[1, 2, 3]]"],
-            "--input expects NAME=FILE.npy or FILE.npz, because the server names no inputs",
-        ),
-        (
-            ["--json", '{"x": [[1, 2, 3]]}'],
-            '--json expects {"inputs": [{"name", "shape", "datatype", "data"}]},',
-        ),
-        (["--random"], "--random expects a model whose inputs the server names"),
-    ],
-)
-def test_infer_cannot_choose_a_datatype(
-    server: Server, capfd: pytest.CaptureFixture[str], arguments: list[str], text: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        infer.main(["undeclared", "--target", server.address, *arguments])
-    assert ended.value.code == 2
-    err = capfd.readouterr().err
-    assert text in err
-    assert err.count("\n") == 1
 
 
 def test_the_client(server: Server) -> None:

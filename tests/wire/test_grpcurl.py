@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e.fixtures import Serve
-from support.models import small
 from support.processes.server import ServerProcess
 
 GRPCURL = shutil.which("grpcurl", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
@@ -78,21 +76,6 @@ def test_typed_contents_are_answered_in_a_form_that_a_person_can_read(plain: Ser
     assert "raw_output_contents" not in response
 
 
-def test_a_sequence(serve: Serve, tmp_path: Path) -> None:
-    text = "(float[N, 1] x, float[N, 1] past) => (float[N, 1] y, float[N, 1] next) { next = Add (past, x) y = Neg (next) }"
-    server = serve(small.written(tmp_path / "sums.onnx", text), "--state", "past=next")
-
-    def add(x: float, *flags: str) -> float:
-        parameters = {"sequence_id": {"int64_param": 11}, **{flag: {"bool_param": True} for flag in flags}}
-        given = {"name": "x", "datatype": "FP32", "shape": [1, 1], "contents": {"fp32_contents": [x]}}
-        data = {"model_name": "sums", "parameters": parameters, "inputs": [given]}
-        result = grpcurl(server, "inference.GRPCInferenceService/ModelInfer", data=data)
-        (output,) = json.loads(result.stdout)["outputs"]
-        return float(output["contents"]["fp32_contents"][0])
-
-    assert [add(1, "sequence_start"), add(2), add(3, "sequence_end")] == [-1, -3, -6]
-
-
 def texts(server: ServerProcess, shape: int, **texts: str) -> subprocess.CompletedProcess[str]:
     parameters = {key: {"string_param": text} for key, text in texts.items()}
     given = {"name": "x", "datatype": "BYTES", "shape": [1, shape], "parameters": parameters}
@@ -112,12 +95,6 @@ def test_text_is_plain(echoes: ServerProcess, given: dict[str, str]) -> None:
     # In answers, grpcurl writes bytes in base64.
     answered = [base64.b64decode(element).decode() for element in output["contents"]["bytes_contents"]]
     assert answered == [given[key] for key in sorted(given)]
-
-
-def test_text_that_does_not_fit_the_shape_is_refused(echoes: ServerProcess) -> None:
-    result = texts(echoes, 2, text="A plain sentence")
-    assert "InvalidArgument" in result.stderr
-    assert "shape [1, 2] takes 2 elements, got 1 in text parameters" in result.stderr
 
 
 def test_an_error_is_reported(plain: ServerProcess) -> None:

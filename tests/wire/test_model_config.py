@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -12,10 +11,9 @@ import tritonclient.grpc as triton
 from e2e.fixtures import Serve
 from google.protobuf import text_format
 from support.models import small
-from support.processes.server import command, environment, running
+from support.processes.server import command, environment
 from support.wire.inputs import tensor
 from support.wire.rig import PATIENCE
-from tritonclient.utils import InferenceServerException
 
 CONFIG = """
 max_batch_size: 8
@@ -67,25 +65,3 @@ def test_the_server_uses_the_configuration_that_the_command_prints(root: Path, s
     assert server.stop() == 0
     assert any("has response_cache, but no answer is kept" in line for line in server.log)
     assert any("on 2 × cpu in" in line or "on 2 \\u00d7 cpu in" in line for line in server.log)
-
-
-def test_a_sent_configuration_replaces_the_file(root: Path, transport: str) -> None:
-    # Not with the fixture, because a refusal is an error line in the log.
-    with (
-        running(
-            *("--model-repository", root, "--model-control", "explicit", "--load-model", "m"),
-            transport=transport,
-            logs_errors=True,
-        ) as server,
-        triton.InferenceServerClient(server.address) as client,
-    ):
-        client.load_model("m", config=json.dumps({"max_batch_size": 4}))
-        config = client.get_model_config("m").config
-        assert (config.max_batch_size, config.instance_group[0].count) == (4, 1)
-        with pytest.raises(InferenceServerException) as caught:
-            client.load_model("m", config=json.dumps({"batch_output": [{"target_name": ["y"]}]}))
-        assert "the configuration of model 'm' has batch_output" in str(caught.value)
-        # The loaded version still serves.
-        assert client.get_model_config("m").config.max_batch_size == 4
-    (error,) = server.errors()
-    assert "has batch_output" in error

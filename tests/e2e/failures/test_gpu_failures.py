@@ -27,13 +27,6 @@ def test_no_request_is_lost_where_memory_runs_out(tmp_path: Path) -> None:
     assert gpu_failures.out_of_memory(tmp_path, machine, 1) == []
 
 
-def test_memory_that_suffices_shows_nothing(tmp_path: Path) -> None:
-    machine = gpu_failures.Machine(("--device", "cpu"))
-    assert gpu_failures.out_of_memory(tmp_path, machine, 1) == [
-        "out of memory: the memory sufficed, so nothing was shown"
-    ]
-
-
 def test_no_request_is_lost_where_the_device_is(tmp_path: Path) -> None:
     machine = gpu_failures.Machine(("--device", "cpu"), FAULTY, {faulty.VAIN: "1000000"})
     assert gpu_failures.lost(tmp_path, machine, _break) == []

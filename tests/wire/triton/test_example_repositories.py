@@ -12,7 +12,6 @@ import tritonclient.grpc as triton
 from support.models.small import written
 from support.processes.server import running
 from support.wire.inputs import tensor
-from tritonclient.utils import InferenceServerException
 
 SUM_AND_DIFFERENCE = """
 name: "simple"
@@ -161,14 +160,6 @@ def test_sum_and_difference(client: triton.InferenceServerClient, rows: int) -> 
     )
     assert (result.as_numpy("OUTPUT0") == first + second).all()
     assert (result.as_numpy("OUTPUT1") == first - second).all()
-
-
-def test_more_rows_than_the_configuration_allows(client: triton.InferenceServerClient) -> None:
-    many = np.zeros((9, 16), np.int32)
-    with pytest.raises(
-        InferenceServerException, match="inference request batch-size must be <= 8 for 'simple'"
-    ):
-        client.infer("simple", [tensor("INPUT0", many, "INT32"), tensor("INPUT1", many, "INT32")])
 
 
 def test_classes_of_an_image(client: triton.InferenceServerClient) -> None:

@@ -65,20 +65,6 @@ def test_the_parameters_of_a_sequence_mean_nothing_to_a_model_without_sequences(
         np.testing.assert_array_equal(result.as_numpy("y"), np.full((1, 4), 2 * tag))
 
 
-def test_reserved_parameters_are_refused_in_calls_and_streams(stub: Any) -> None:
-    reserved = message("7", triton_final_response=("string_param", "dummy-value"))
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.ModelInfer(reserved, timeout=PATIENCE)
-    error: Any = caught.value
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "parameter keys starting with 'triton_' are reserved for Triton usage" in error.details()
-    first, second = stub.ModelStreamInfer(iter([reserved, message("8")]), timeout=PATIENCE)
-    assert "are reserved for Triton usage" in first.error_message
-    assert first.infer_response.id == "7"
-    assert second.infer_response.id == "8"
-    assert second.error_message == ""
-
-
 def test_an_unsigned_timeout_is_accepted(stub: Any) -> None:
     assert stub.ModelInfer(message(timeout=("uint64_param", 60_000_000)), timeout=PATIENCE)
     with pytest.raises(grpc.RpcError) as caught:

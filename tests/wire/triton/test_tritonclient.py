@@ -16,7 +16,6 @@ from support.processes.probe import TABLE_ERROR
 from support.processes.server import ServerProcess, running
 from support.wire.inputs import DATATYPES, probe, tensor
 from support.wire.rig import Answers, Stream
-from tritonclient.utils import InferenceServerException
 
 LATE_SECONDS = 0.2
 
@@ -96,26 +95,6 @@ def test_outputs_by_name_in_the_requested_order(client: triton.InferenceServerCl
     response = client.infer("digits", [image], outputs=wanted, request_id="seven").get_response()
     assert [output.name for output in response.outputs] == ["probabilities", "label"]
     assert (response.id, response.model_version) == ("seven", "1")
-
-
-@pytest.mark.parametrize(
-    ("model", "version", "inputs", "code", "message"),
-    [
-        ("other", "", [], "NOT_FOUND", "unknown model: 'other'"),
-        ("probe", "7", [], "NOT_FOUND", "version 7 is not found"),
-        ("probe", "one", [], "INVALID_ARGUMENT", "version string 'one'"),
-        ("probe", "", probe(1)[:2], "INVALID_ARGUMENT", "missing required input(s) ['index']"),
-        ("probe", "", probe(1) + probe(1)[:1], "INVALID_ARGUMENT", "input 'work' already exists"),
-        ("probe", "", probe(1, index=99), "INTERNAL", TABLE_ERROR),
-    ],
-)
-def test_errors(
-    client: triton.InferenceServerClient, model: str, version: str, inputs: list[Any], code: str, message: str
-) -> None:
-    with pytest.raises(InferenceServerException) as caught:
-        client.infer(model, inputs, model_version=version)
-    assert caught.value.status() == f"StatusCode.{code}"
-    assert message in caught.value.message()
 
 
 @pytest.mark.parametrize(("asked", "got"), [(1, 1), (2, 2), (0, 2), (9, 2)])
