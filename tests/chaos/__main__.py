@@ -19,7 +19,7 @@ import grpc
 from chaos import report
 from chaos.account import read
 from chaos.caller import OWN, state_of
-from chaos.content import SUMS, request, verdict, write_model, write_sums
+from chaos.content import SUMS, request, verdict, write_app, write_model, write_sums
 from chaos.faults import Faults
 from chaos.proxy import FaultProxy
 from chaos.report import Window
@@ -80,6 +80,7 @@ def soak(
     write_model(repository / "swapped" / "1" / "model.onnx")
     write_sums(repository / SUMS)
     models = [f"{name}={write_model(folder / f'{name}.onnx')}" for name in ("affine", "shaky")]
+    models.append(str(write_app(folder)))
     arguments = [
         *models, "--model-repository", str(repository), "--model-control", "explicit", "--load-model", "*",
     ]  # fmt: skip

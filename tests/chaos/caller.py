@@ -116,7 +116,7 @@ class Callers:
         os._exit(0)
 
     def _draw(self, chance: random.Random) -> tuple[str, int, Mark]:
-        model = chance.choice(("affine", "affine", "affine", "shaky", "swapped"))
+        model = chance.choice(("affine", "affine", "affine", "function", "shaky", "swapped"))
         drawn, mark = chance.random(), Mark.NONE
         if model == "shaky" and drawn < self._aborted:
             mark = Mark.ABORT

@@ -49,6 +49,17 @@ def write_model(path: Path) -> Path:
     return written(path, text, factor=np.float32(FACTOR), offset=np.float32(OFFSET))
 
 
+def write_app(folder: Path) -> Path:
+    """Write the app of a function that computes the same in processes of its own."""
+    path = folder / "app.py"
+    path.write_text(
+        "from tensorferry.serving import FP32, model\n\n\n"
+        f'@model(inputs={{"x": FP32[-1, {COLUMNS}]}}, outputs={{"y": FP32[-1, {COLUMNS}]}}, processes=2)\n'
+        f"def function(x):\n    return {FACTOR} * x + {OFFSET}\n"
+    )
+    return path
+
+
 def write_sums(folder: Path) -> None:
     """Write the model of sequences, y = the sum of all x of the sequence, into its folder of a repository."""
     version = folder / "1"

@@ -20,7 +20,7 @@ from chaos.faulty_server import MOST_FILES
 from chaos.proxy import FAIR, FaultProxy, Weather
 from chaos.servers import Busy, CallerProcesses, Server, exhaust_files
 from hostile.resetting_client import STEPS, ConnectionClosedError, ResettingClient
-from support.processes import thrower
+from support.processes import observed, thrower
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
@@ -38,6 +38,7 @@ _THROWS = 3
 _POLLING_SHARE = 0.3
 # The thread that serves HTTP, whose end ends a process, too.
 _HTTP = "http"
+_FUNCTION_MODULE = "tensorferry.server.processes.functions.in_child"
 _CLOCK_JUMPS = (-7200.0, -5.0, 5.0, 3600.0)
 
 
@@ -76,7 +77,7 @@ class Faults:
                 self.throttle, self.reset,
             ),
             *([self.throw] * _THROWS),
-            *(self.silence, self.starve, self.freeze, self.take_files, self.reload, self.reload, self.unload),
+            *(self.silence, self.starve, self.freeze, self.take_files, self.kill_function, self.reload, self.reload, self.unload),
             *([self.clock] if clocks else []),
             *([self.kill_process] * _KILLS if steady.count > 1 else []),
         ]  # fmt: skip
@@ -148,6 +149,15 @@ class Faults:
             # It may have ended meanwhile.
             with suppress(ProcessLookupError):
                 os.kill(chance.choice(children), signal.SIGKILL)
+
+    def kill_function(self, chance: random.Random) -> None:
+        """A process of the function dies. What ran there runs again in another one."""
+        servers = (one for ids in self._steady.processes.values() for one in ids)
+        functions = [one for server in servers for one in observed.of_module(server, _FUNCTION_MODULE)]
+        if functions:
+            # It may have ended meanwhile.
+            with suppress(ProcessLookupError):
+                os.kill(chance.choice(functions), signal.SIGKILL)
 
     def throw(self, chance: random.Random) -> None:
         """An exception escapes from a thread that waits for work. If that ends a server, it is started again."""
