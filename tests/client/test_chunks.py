@@ -11,7 +11,7 @@ import pytest
 from client.scripted import ScriptedServer, model
 
 from tensorferry.client import DeadlineExceeded, InferenceClient, InvalidInput, NotFound
-from tensorferry.client.connection import deadline
+from tensorferry.client.connection import context
 from tensorferry.protos import inference_pb2 as pb
 
 LIMITS = {"max_request_rows": "10", "max_message_bytes": "1000"}
@@ -160,7 +160,7 @@ def test_all_parts_have_one_deadline(
         left.append(round(context.time_remaining(), -2))
         return infer(request, context)
 
-    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: 400.0 * len(sent)))
+    monkeypatch.setattr(context, "time", SimpleNamespace(monotonic=lambda: 400.0 * len(sent)))
     server.servicer.infer = slow
     with pytest.raises(DeadlineExceeded):
         client.infer("m", {"x": np.zeros(40, np.int32)}, timeout=1000.0)

@@ -27,7 +27,7 @@ from tensorferry.client import InferenceClient, Retry, StreamRequest, Tls, aio
 from tensorferry.client.cli import commands
 from tensorferry.client.connection.bearer import bearer
 from tensorferry.client.connection.channel import channel_options, stream_options
-from tensorferry.client.connection.propagation import with_context
+from tensorferry.client.connection.context import with_context
 
 ROW = {"x": [1]}
 # Each method of the client that makes a call, with its arguments.
@@ -234,7 +234,7 @@ def test_baggage_is_sent_without_a_span() -> None:
 
 def test_the_client_does_not_import_opentelemetry() -> None:
     program = (
-        "import sys; from tensorferry.client.connection.propagation import with_context; "
+        "import sys; from tensorferry.client.connection.context import with_context; "
         "assert with_context((('a', 'b'),)) == (('a', 'b'),); "
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )

@@ -18,8 +18,8 @@ from tensorferry.client.connection.context import (
     Compression,
     Headers,
     compression_of,
+    seconds_of,
 )
-from tensorferry.client.connection.deadline import seconds_of
 from tensorferry.client.connection.endpoints import (
     MOST_CONNECTIONS,
     Endpoints,

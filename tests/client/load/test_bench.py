@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from io import TextIOWrapper
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -181,19 +180,6 @@ def test_the_largest_rate_with_a_condition(
     assert "no rate met p50<0us; the lowest that was tried is 0.2 per second" in capsys.readouterr().out
     assert bench.main([*words, "p50<10ms", "--assert", "rate>500"]) == 1
     assert "495 per second: rate>500 is not met: it is 495/s" in capsys.readouterr().err
-
-
-def test_a_reader_of_the_output_that_has_ended_is_no_error(
-    server: ScriptedServer, load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The command `tensorferry` ends without a word then."""
-    load(lambda step: measured(tally(0.001), step=step))
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "wb", buffering=0) as pipe:
-        monkeypatch.setattr(sys, "stdout", TextIOWrapper(pipe, write_through=True))
-        with pytest.raises(BrokenPipeError):
-            bench.main([server.target, "row", "--concurrency", "2"])
 
 
 @pytest.mark.parametrize("words", [["--rate", "50"], ["--find-rate", "p99<10ms"]])

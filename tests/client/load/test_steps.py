@@ -13,8 +13,7 @@ import pytest
 
 from tensorferry.client.load.histogram import LEAST_SECONDS, Histogram
 from tensorferry.client.load.records import Plan
-from tensorferry.client.load.steps import Arrival, BadOption, Step, concurrencies, rates
-from tensorferry.client.load.trace import read_trace
+from tensorferry.client.load.steps import Arrival, BadOption, Step, concurrencies, rates, read_trace
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,12 @@ import grpc
 
 from tensorferry.client import errors
 from tensorferry.client.cli.bench_flags import MODES, bench_parser, read_arguments
-from tensorferry.client.cli.inputs import without_inputs
+from tensorferry.client.cli.inputs import shapes_of, without_inputs
 from tensorferry.client.cli.parser import INTERRUPTED
-from tensorferry.client.cli.random_values import shapes_of
-from tensorferry.client.cli.server_flags import connection_of, hint
+from tensorferry.client.cli.server_flags import ServerConnection, with_connection
 from tensorferry.client.connection.channel import CallMetadata
 from tensorferry.client.connection.target import TARGET_VARIABLE
-from tensorferry.client.errors import InferenceError, InvalidInput
+from tensorferry.client.errors import InferenceError
 from tensorferry.client.load import result_file, tables
 from tensorferry.client.load.conditions import Condition, find_rate, meets
 from tensorferry.client.load.process import open_channel
@@ -36,7 +35,6 @@ from tensorferry.client.load.server_statistics import StatisticsReader
 from tensorferry.client.load.steps import Step
 from tensorferry.client.messages import checks, codec
 from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
-from tensorferry.client.messages.printable import one_line
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc, tensors
 from tensorferry.protos.tensors import Array
@@ -65,8 +63,8 @@ def main(argv: Sequence[str]) -> int:
     parser = bench_parser()
     arguments = read_arguments(parser, argv)
     arguments.command = shlex.join(["tensorferry", "bench", *_without_values_of_headers(argv)])
-    try:
-        connection = connection_of(parser, arguments)
+
+    def run(connection: ServerConnection) -> int:
         address, *others = connection.targets
         if others:
             parser.error(
@@ -77,19 +75,8 @@ def main(argv: Sequence[str]) -> int:
         with open_channel(target) as opened:
             server = _Server(inference_pb2_grpc.GRPCInferenceServiceStub(opened), metadata)
             return _bench(arguments, target, server)
-    except InvalidInput as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except InferenceError as error:
-        text = f"{address}: {tables.plain(str(error))}{hint(error, connection)}"
-        print(f"{parser.prog}: {text}", file=sys.stderr)
-    except BrokenPipeError:
-        # Of the output, as in `call_server`.
-        raise
-    except OSError as error:
-        print(f"{parser.prog}: {one_line(str(error))}", file=sys.stderr)
-    return 1
+
+    return with_connection(parser, arguments, run)
 
 
 def _bench(arguments: argparse.Namespace, target: Target, server: _Server) -> int:

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from tensorferry.client.cli.array_files import read_archive, read_array
 from tensorferry.client.cli.infer import parameter
+from tensorferry.client.cli.inputs import dimensions
 from tensorferry.client.cli.parser import CommandParser
-from tensorferry.client.cli.random_values import dimensions
 from tensorferry.client.cli.server_flags import (
     SERVER_HELP,
     add_connection_flags,
@@ -24,8 +24,7 @@ from tensorferry.client.load.conditions import condition
 from tensorferry.client.load.records import Plan
 from tensorferry.client.load.result_file import Document
 from tensorferry.client.load.run import default_processes
-from tensorferry.client.load.steps import Arrival, BadOption, Step, concurrencies, rates
-from tensorferry.client.load.trace import read_trace
+from tensorferry.client.load.steps import Arrival, BadOption, Step, concurrencies, rates, read_trace
 from tensorferry.protos.tensors import Array
 
 # The kinds of load by their flag, as the results name them.

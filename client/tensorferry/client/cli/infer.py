@@ -11,9 +11,16 @@ from typing import cast
 
 from tensorferry.client.cli import printing
 from tensorferry.client.cli.array_files import write_archive, write_array
-from tensorferry.client.cli.inputs import add_once, read_inputs, read_json, without_inputs
+from tensorferry.client.cli.inputs import (
+    add_once,
+    dimensions,
+    random_inputs,
+    read_inputs,
+    read_json,
+    shapes_of,
+    without_inputs,
+)
 from tensorferry.client.cli.parser import CommandParser
-from tensorferry.client.cli.random_values import dimensions, random_inputs, shapes_of
 from tensorferry.client.cli.server_flags import add_model, call_server, pair, server_parser, unique
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.messages.classification import Classification

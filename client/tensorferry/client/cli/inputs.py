@@ -1,7 +1,8 @@
-"""Inputs of `tensorferry infer`: what --input and --json say, as arrays of the model's datatypes."""
+"""Inputs of `tensorferry infer`, as arrays of the model's datatypes: those of --input and --json, and random ones."""
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -10,10 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from tensorferry.client import errors
 from tensorferry.client.cli.array_files import read_archive, read_array
 from tensorferry.client.cli.values import array_of
 from tensorferry.client.errors import InferenceError, InvalidInput
+from tensorferry.client.load.requests import random_array, random_shape
 from tensorferry.client.messages.arguments import mapping, quoted, shown, text
 from tensorferry.client.messages.classification import Classification
 from tensorferry.client.messages.codec import Parameter, StreamRequest
@@ -291,3 +295,56 @@ def _is_shape(shape: object) -> bool:
     return isinstance(shape, list) and all(
         isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in shape
     )
+
+
+def dimensions(text: str) -> tuple[str | None, tuple[int, ...]]:
+    """Return the name, if there is one, and the lengths in the text of --shape."""
+    # From the right, because names may have colons.
+    name, colon, sizes = text.rpartition(":")
+    numbers = sizes.split(",") if sizes else []
+    if (not sizes and not colon) or not all(n.isascii() and n.isdecimal() and len(n) < 19 for n in numbers):
+        raise argparse.ArgumentTypeError(f"expected [NAME:]DIMS, such as x:2,16, got {text!r}")
+    return name or None, tuple(map(int, numbers))
+
+
+def shapes_of(
+    given: Sequence[tuple[str | None, tuple[int, ...]]], model: ModelMetadata
+) -> Mapping[str, tuple[int, ...]]:
+    """Return the shapes of --shape by input. The only input of a model needs no name. InvalidInput."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    names = [tensor.name for tensor in model.inputs]
+    for name, shape in given:
+        if name is None and len(names) != 1:
+            expected = f"NAME:DIMS, because the model has the inputs {quoted(names)}"
+            change = "write the input's name before it, as in x:2,16"
+            raise InvalidInput("--shape", expected, ",".join(map(str, shape)), change)
+        known = name or model.inputs[0].name
+        if known in shapes:
+            raise InvalidInput("--shape", "one for each input", f"two for {known!r}", "give it once")
+        if known not in names:
+            change = f"name one of {quoted(names)}"
+            raise InvalidInput("--shape", f"an input of model {model.name!r}", repr(known), change)
+        shapes[known] = shape
+    return shapes
+
+
+def random_inputs(
+    model: ModelMetadata,
+    given: Mapping[str, object],
+    seed: int,
+    rows: int | None,
+    shapes: Mapping[str, Sequence[int]],
+) -> dict[str, Array]:
+    """Return an array for each input that is neither given nor optional.
+
+    The same seed makes the same arrays. `rows` is the length of the first axis where the model
+    leaves it open, 1 by default. Other open axes need a shape in `shapes`.
+    """
+    generator = np.random.default_rng(seed)
+    return {
+        tensor.name: random_array(
+            tensor, random_shape(tensor, model.name, rows, shapes), model.name, generator
+        )
+        for tensor in model.inputs
+        if tensor.name not in given and (not tensor.optional or tensor.name in shapes)
+    }

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from tensorferry.client.cli.parser import INTERRUPTED, CommandParser
 from tensorferry.client.connection.bearer import bearer
 from tensorferry.client.connection.channel import CallMetadata, Tls, call_metadata
-from tensorferry.client.connection.deadline import seconds_of
+from tensorferry.client.connection.context import seconds_of
 from tensorferry.client.connection.target import DEFAULT_TARGET, TARGET_VARIABLE, check_target, targets_of
 from tensorferry.client.errors import InferenceError, InvalidInput, Unavailable
 from tensorferry.client.messages.printable import one_line
@@ -102,32 +102,42 @@ def call_server(
     arguments: argparse.Namespace,
     command: Callable[[InferenceClient], None],
 ) -> int:
-    """Run a command with a client of the server that the flags name; return the exit code.
+    """Run a command with a client of the server that the flags name; return the exit code of `with_connection`."""
+
+    def run(connection: ServerConnection) -> int:
+        with InferenceClient(connection.targets, tls=connection.tls, metadata=connection.metadata) as client:
+            command(client)
+        return 0
+
+    return with_connection(parser, arguments, run)
+
+
+def with_connection(
+    parser: CommandParser, arguments: argparse.Namespace, command: Callable[[ServerConnection], int]
+) -> int:
+    """Run a command with the connection that the flags describe; return its exit code.
 
     InvalidInput exits with 2. Other errors of calls and of files return 1 after one line on stderr. Ctrl-C returns 130.
     """
     try:
         connection = connection_of(parser, arguments)
-        with InferenceClient(connection.targets, tls=connection.tls, metadata=connection.metadata) as client:
-            command(client)
+        return command(connection)
     except KeyboardInterrupt:
         return INTERRUPTED
     except InvalidInput as error:
         parser.error(str(error))
     except InferenceError as error:
-        text = f"{','.join(connection.targets)}: {one_line(str(error))}{hint(error, connection)}"
+        text = f"{','.join(connection.targets)}: {one_line(str(error))}{_hint(error, connection)}"
         print(f"{parser.prog}: {text}", file=sys.stderr)
-        return 1
     except BrokenPipeError:
         # The reader of the output has exited, as `head` does. `tensorferry` then ends without an error.
         raise
     except OSError as error:
         print(f"{parser.prog}: {one_line(str(error))}", file=sys.stderr)
-        return 1
-    return 0
+    return 1
 
 
-def hint(error: InferenceError, connection: ServerConnection) -> str:
+def _hint(error: InferenceError, connection: ServerConnection) -> str:
     """Return what to look at if a call has reached no server that speaks the protocol; "" for other errors."""
     if not isinstance(error, Unavailable):
         return ""

@@ -28,7 +28,7 @@ class RequestMaker:
     """Requests for one model with any number of rows.
 
     `arrays` are inputs from files; the other inputs are random, of `shapes` where the metadata leaves
-    dimensions open. Raises InvalidInput if something does not fit the model. Rows are on
+    axes open. Raises InvalidInput if something does not fit the model. Rows are on
     axis 0 if the metadata leaves that axis open in every input. Not thread-safe.
     """
 
@@ -43,12 +43,9 @@ class RequestMaker:
         inputs = self.model.inputs
         self._random = np.random.default_rng(self.seed)
         self._by_rows = bool(inputs) and all(t.shape and t.shape[0] == -1 for t in inputs)
-        known = {tensor.name for tensor in inputs}
-        for option, names in (("--input", self.arrays), ("--shape", self.shapes)):
-            for name in names:
-                if name not in known:
-                    expected = "one of " + quoted(tensor.name for tensor in inputs)
-                    raise InvalidInput(option, expected, repr(name), "name an input of the model")
+        for name in self.arrays.keys() - {tensor.name for tensor in inputs}:
+            expected = "one of " + quoted(tensor.name for tensor in inputs)
+            raise InvalidInput("--input", expected, repr(name), "name an input of the model")
         for name in self.shapes.keys() & self.arrays.keys():
             change = "leave out --shape: the file has the shape"
             raise InvalidInput(f"input {name!r}", "--input or --shape", "both", change)
@@ -79,7 +76,8 @@ class RequestMaker:
     def _part(self, tensor: TensorMetadata, rows: int, at: int) -> Array:
         array = self.arrays.get(tensor.name)
         if array is None:
-            return random_array(tensor, self._shape_of(tensor, rows), self.model.name, self._random)
+            shape = random_shape(tensor, self.model.name, rows if self._by_rows else None, self.shapes)
+            return random_array(tensor, shape, self.model.name, self._random)
         if not self._by_rows or not array.ndim:
             return array
         if not len(array):
@@ -87,29 +85,40 @@ class RequestMaker:
         # Shorter arrays begin again.
         return np.take(array, range(at * rows, at * rows + rows), axis=0, mode="wrap")
 
-    def _shape_of(self, tensor: TensorMetadata, rows: int) -> tuple[int, ...]:
-        """Return the shape of a random tensor: that of --shape, with or without the rows, or the declared one."""
-        head = (rows,) if self._by_rows else ()
-        declared = (*head, *tensor.shape[len(head) :])
-        given = self.shapes.get(tensor.name)
-        if given is None and -1 in declared:
-            example = ",".join(str(16 if d == -1 else d) for d in declared[len(head) :])
-            raise InvalidInput(
-                f"input {tensor.name!r}",
-                "a shape, because the model leaves dimensions open",
-                f"{tensor.datatype} {list(tensor.shape)} without --shape",
-                f"add --shape {tensor.name}:{example} (dimensions of your choice)"
-                f" or --input {tensor.name}=FILE.npy",
-            )
-        if given is None:
-            return declared
-        if len(given) == len(declared) - len(head):
-            given = (*head, *given)
-        if len(given) != len(declared) or any(d not in (-1, g) for d, g in zip(declared, given, strict=True)):
-            what = f"dimensions that fit {list(tensor.shape)}{', without the rows' if head else ''}"
-            got = ",".join(map(str, given[1:] if head and len(given) > 1 else given))
-            raise InvalidInput(f"--shape {tensor.name}", what, got, "give one number for each dimension")
-        return tuple(given)
+
+def random_shape(
+    tensor: TensorMetadata, model: str, rows: int | None, shapes: Mapping[str, Sequence[int]]
+) -> tuple[int, ...]:
+    """Return the shape of an input's random array; raise InvalidInput if an axis has no length, or two.
+
+    `rows` is the length of the first axis if the model leaves it open, 1 for None. `shapes` has lengths by input,
+    with or without the first axis, which other open axes need.
+    """
+    subject, first = subject_of(tensor, model), tensor.shape[:1]
+    default = 1 if rows is None else rows
+    head = tuple(default if size == -1 else size for size in first)
+    if tensor.name in shapes:
+        shape = tuple(shapes[tensor.name])
+        if len(shape) == len(tensor.shape) - 1:
+            shape = (*head, *shape)
+        expected = (rows, *tensor.shape[1:]) if rows is not None and first == (-1,) else tensor.shape
+        if len(shape) != len(expected) or any(
+            size not in (-1, chosen) for size, chosen in zip(expected, shape, strict=True)
+        ):
+            change = "give --shape all axes, with the fixed ones as they are"
+            if rows is not None:
+                change += f", or all but the first, whose length is {rows} by --rows"
+            raise InvalidInput(subject, str(tensor), f"the shape {list(shape)}", change)
+        return shape
+    if rows is not None and first not in ((), (-1,), (rows,)):
+        change = f"leave --rows out, or write --rows {first[0]}"
+        raise InvalidInput(subject, str(tensor), f"--rows {rows}", change)
+    shape = (*head, *tensor.shape[1:])
+    if -1 in shape:
+        example = ",".join(str(8 if size == -1 else size) for size in shape)
+        change = f"choose its axes, such as --shape {tensor.name}:{example}, or give it with --input"
+        raise InvalidInput(subject, str(tensor), "no lengths for its open axes", change)
+    return shape
 
 
 def random_array(

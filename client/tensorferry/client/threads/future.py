@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from tensorferry.client import errors
-from tensorferry.client.connection.deadline import Deadline
+from tensorferry.client.connection.context import Deadline
 from tensorferry.client.connection.retry import Attempts
 from tensorferry.client.errors import ClientClosed, InferenceError
 from tensorferry.client.messages import codec
