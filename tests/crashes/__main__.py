@@ -8,13 +8,12 @@ import platform
 import resource
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from crashes.crashes import PROCESSES, Crashes, Phase, run
-from crashes.poison import AT_ONCE, MOST_ENDS, Poison
+from crashes.crashes import PROCESSES, Crashes, run
+from crashes.poison import AT_ONCE, MOST_ENDS
 
 
 def main() -> int:
@@ -59,6 +58,7 @@ def markdown(found: Crashes, held: dict[str, bool], command: str, transport: str
     """Return the findings as tables."""
     software = f"Python {platform.python_version()}, grpcio {version('grpcio')}, onnxruntime {version('onnxruntime')}"
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    poison = found.poison
     lines = [
         f"{today}, `{command}`, {PROCESSES} processes, {transport}: {software}.",
         "",
@@ -66,39 +66,21 @@ def markdown(found: Crashes, held: dict[str, bool], command: str, transport: str
         "|---|---|",
         *(f"| {what} | {'yes' if holds else 'NO'} |" for what, holds in held.items()),
         "",
-        "| killed | times | another process, s | every client answered, s | requests that got UNAVAILABLE, with a retry hint |",
+        "| killed | times | another process, s | every client answered, s | requests that got UNAVAILABLE |",
         "|---|---|---|---|---|",
-        *(_row(phase) for phase in found.phases),
+        *(
+            f"| {each.name} | {each.kills} | {_times(each.replaced)} | {_times(each.answered)} | {each.failed['UNAVAILABLE']} |"
+            for each in found.phases
+        ),
         "",
-        f"{found.sent['unary']} unary requests and {found.sent['stream']} in streams; the longest burst or stream took "
-        f"{found.slowest:.1f} s. The server's start took {found.load_seconds:.1f} s. Times: median, then longest.",
-        "",
-        "| rounds of a request that aborts | the others | the others, repeated | its inputs again | processes that ended | refused after, s |",
-        "|---|---|---|---|---|---|",
-        _poison_row(found.poison),
+        f"{found.sent['unary']} unary requests and {found.sent['stream']} in streams. {len(poison.ends)} requests that abort "
+        f"ended {sum(poison.ends)} processes, and were refused after {_times(poison.refused)} s. Times: median, then longest.",
     ]
     return "\n".join(lines)
 
 
-def _row(phase: Phase) -> str:
-    failed = f"{phase.failed['UNAVAILABLE']}, {phase.hinted}"
-    return (
-        f"| {phase.name} | {phase.kills} | {_times(phase.replaced)} | {_times(phase.answered)} | {failed} |"
-    )
-
-
-def _poison_row(poison: Poison) -> str:
-    states = " | ".join(_states(one) for one in (poison.neighbours, poison.repeated, poison.again))
-    ends = f"{sum(poison.ends)}, at most {max(poison.ends)} in a round"
-    return f"| {len(poison.ends)} | {states} | {ends} | {_times(poison.refused)} |"
-
-
 def _times(values: Sequence[float]) -> str:
     return f"{sorted(values)[len(values) // 2]:.2f}, {max(values):.2f}" if values else ""
-
-
-def _states(counts: Counter[str]) -> str:
-    return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
 
 
 if __name__ == "__main__":

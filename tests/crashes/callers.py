@@ -36,12 +36,10 @@ OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request that was not answered, when it ended, and whether its status says when to retry."""
+    """A request that was not answered."""
 
-    at: float
     address: str
     state: str
-    hinted: bool
 
 
 class Caller:
@@ -65,7 +63,6 @@ class Caller:
         self.failures: list[Failure] = []
         self.answered_at = 0.0
         self._answered = False
-        self.slowest = 0.0
         self._thread = threading.Thread(target=self._run, name=f"caller-{number}", daemon=True)
 
     def start(self) -> None:
@@ -96,21 +93,18 @@ class Caller:
                     time.sleep(PAUSE_SECONDS if self._answered else FAILED_PAUSE_SECONDS)
 
     def _burst(self, stub: Any) -> None:
-        began = time.monotonic()
         calls = []
         for _ in range(AT_ONCE):
             number, message = self._next()
             calls.append((number, stub.ModelInfer.future(message, timeout=DEADLINE_SECONDS)))
         for number, call in calls:
             try:
-                state, hinted = verdict(call.result(), self._number, number, 1), False
+                state = verdict(call.result(), self._number, number, 1)
             except grpc.RpcError as error:
-                trailing: Any = error.trailing_metadata()
-                state, hinted = error.code().name, "grpc-retry-pushback-ms" in dict(trailing)
-            self._ended(state, began, hinted=hinted)
+                state = error.code().name
+            self._ended(state)
 
     def _stream(self, stub: Any) -> None:
-        began = time.monotonic()
         messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         waiting = set()
         for _ in range(IN_A_STREAM):
@@ -131,26 +125,23 @@ class Caller:
                     # Or it does not name its request.
                     state = "DOUBLED"
                 waiting.discard(number)
-                hinted = "tensorferry_retry_after_ms" in inner.parameters
-                self._ended(state, began, hinted=hinted)
+                self._ended(state)
         except grpc.RpcError as error:
             end = error.code().name
         for _ in waiting:
-            self._ended(end, began, hinted=False)
+            self._ended(end)
 
     def _next(self) -> tuple[int, Any]:
         number = next(self._requests)
         self.sent += 1
         return number, request("affine", self._number, number, 1)
 
-    def _ended(self, state: str, began: float, *, hinted: bool) -> None:
-        now = time.monotonic()
+    def _ended(self, state: str) -> None:
         self.states[state] += 1
-        self.slowest = max(self.slowest, now - began)
         if state == "OK":
             self._answered = True
         else:
-            self.failures.append(Failure(now, self.address, state, hinted))
+            self.failures.append(Failure(self.address, state))
 
 
 def start(port: int, unary: int, streams: int) -> Sequence[Caller]:

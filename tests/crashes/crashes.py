@@ -39,21 +39,17 @@ class Phase:
     answered: list[float] = field(default_factory=list)
     connections_lost: int = 0
     failed: Counter[str] = field(default_factory=Counter)
-    # Those of them whose status says when to retry.
-    hinted: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Crashes:
-    """Findings of a run. `load_seconds` is the time from the server's start until it was ready, without other load."""
+    """Findings of a run."""
 
-    load_seconds: float = 0.0
     phases: list[Phase] = field(default_factory=list)
     poison: Poison = field(default_factory=Poison)
     sent: Counter[str] = field(default_factory=Counter)
     states: Counter[tuple[str, str]] = field(default_factory=Counter)
-    slowest: float = 0.0
     log: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
@@ -69,12 +65,9 @@ def run(kills: int, seed: int, transport: str, folder: Path) -> Crashes:
     Requests abort processes in half as many rounds.
     """
     found = Crashes()
-    shared_memory = observed.dev_shm_files()
     # First, because a server's first start compiles what it imports.
     found.wrong += kill_supervisor(folder, transport)
-    began = time.monotonic()
     server = start(folder, transport)
-    found.load_seconds = time.monotonic() - began
     try:
         killer = Killer(server, random.Random(seed), found.poison)
         try:
@@ -89,7 +82,6 @@ def run(kills: int, seed: int, transport: str, folder: Path) -> Crashes:
         for caller in killer.callers:
             found.sent[caller.kind] += caller.sent
             found.states.update({(caller.kind, state): count for state, count in caller.states.items()})
-            found.slowest = max(found.slowest, caller.slowest)
             if caller.sent != caller.states.total():
                 found.wrong.append(f"{caller.sent} requests, but {caller.states.total()} ends")
     finally:
@@ -97,7 +89,6 @@ def run(kills: int, seed: int, transport: str, folder: Path) -> Crashes:
             found.wrong.append(f"the server ended with {code}")
     found.log = server.log
     found.wrong += bugs(server) + left_running(folder, server) + left_files(folder)
-    found.wrong += observed.left_in_dev_shm(shared_memory)
     return found
 
 
@@ -253,7 +244,6 @@ class Killer:
             for failure in caller.failures[count:]
         ]
         phase.failed.update(failure.state for failure in found)
-        phase.hinted += sum(failure.hinted for failure in found)
         phase.wrong += [
             f"{one.address}: {one.state}" for one in found if one.state not in ("UNAVAILABLE", "OK")
         ]

@@ -11,8 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.server.pipelines import PROCESS, BranchedModel
 
 from tensorferry.server.observability.monitoring.metrics.metric_names import GPU_LABELS, GpuMetric
-from tensorferry.server.observability.monitoring.metrics.metrics import process_families
-from tensorferry.server.observability.monitoring.metrics.step_metrics import step_families
+from tensorferry.server.observability.monitoring.metrics.metrics import process_families, step_families
 from tensorferry.server.observability.monitoring.processes import ProcessStatus
 from tensorferry.server.observability.monitoring.step_statistics import counts_of
 

@@ -22,7 +22,9 @@ from tensorferry.client import (
     InvalidArgument,
     InvalidInput,
     NotFound,
+    ResourceExhausted,
     StreamRequest,
+    aio,
 )
 
 
@@ -97,3 +99,30 @@ def test_results_come_as_they_finish(serve_faulty: Serve, tmp_path: Path) -> Non
         scrape_until(server, lambda found: found["tensorferry_calls_refused_total"] == 2)
         release.touch()
         assert [name(outcome) for outcome in consumed.result(60)] == ["slow", "wrong"]
+
+
+IMAGES = np.random.default_rng(3).integers(0, 17, (1000, 8, 8), np.uint8)
+
+
+def assert_joined(result: InferenceResult, expected: InferenceResult) -> None:
+    assert result.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(result[name], array)
+
+
+async def test_parts_give_the_results_of_the_whole(
+    serve: Serve, plain: ServerProcess, digits_model: Path
+) -> None:
+    with InferenceClient(plain.address) as client:
+        expected = client.infer("digits", {"image": IMAGES})
+    for limit in ("--max-request-rows", "100"), ("--max-message-bytes", "16KiB"):
+        limited = serve(f"digits={digits_model}", *limit)
+        with InferenceClient(limited.address) as client:
+            assert_joined(client.infer("digits", {"image": IMAGES}, timeout=60), expected)
+            [statistics] = client.statistics("digits")
+            assert statistics.success.count >= 4
+            with pytest.raises((InvalidArgument, ResourceExhausted)):
+                client.submit("digits", {"image": IMAGES}).result(60)
+        async with aio.InferenceClient(limited.address) as aclient:
+            assert_joined(await aclient.infer("digits", {"image": IMAGES}, timeout=60), expected)
+            assert_joined(await aclient.submit("digits", {"image": IMAGES}, timeout=60), expected)

@@ -11,8 +11,6 @@ import numpy as np
 import onnxruntime
 from support.processes.server import ServerProcess, environment
 
-from tensorferry.client import InferenceClient
-
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 
 
@@ -23,14 +21,6 @@ def test_the_accuracy_in_the_readme_is_true() -> None:
     right = int((labels == heldout["labels"]).sum())
     assert f"{right} of {len(labels)} held-out images" in (DIGITS / "README.md").read_text()
     assert right / len(labels) > 0.97
-
-
-def test_all_heldout_images_through_the_server(plain: ServerProcess) -> None:
-    heldout = np.load(DIGITS / "heldout.npz")
-    with InferenceClient(plain.address) as client:
-        images = ({"image": image[None]} for image in heldout["images"])
-        labels = np.concatenate([result["label"] for result in client.stream("digits", images, ordered=True)])
-    assert (labels == heldout["labels"]).mean() > 0.97
 
 
 def demo(port: str) -> subprocess.CompletedProcess[str]:

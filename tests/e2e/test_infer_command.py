@@ -16,27 +16,14 @@ from support.processes import models
 from support.processes.server import ServerProcess, environment, run_command
 
 from tensorferry.client.cli import commands, infer
+from tensorferry.protos.tensors import DATATYPES
 
-# Every datatype, as ONNX names it.
-DATATYPES = {
-    "BOOL": "true", "INT8": "-3", "INT16": "-3", "INT32": "-3", "INT64": "-3", "UINT8": "3", "UINT16": "3",
-    "UINT32": "3", "UINT64": "18446744073709551615", "FP16": "0.5", "FP32": "0.5", "FP64": "0.5", "BF16": "0.5",
-    "BYTES": '"word"',
-}  # fmt: skip
 # With the tools that `make tools` installs beside Python.
 VARIABLES = {
     **environment(),
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
 }
 GRPCURL = shutil.which("grpcurl", path=VARIABLES["PATH"])
-
-
-def test_every_datatype(echoes: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    for datatype, value in DATATYPES.items():
-        arguments = ["--target", echoes.address, "--format", "json", "--input", f"x=[[{value}], [{value}]]"]
-        assert infer.main([f"echo-{datatype}", *arguments]) == 0
-        (output,) = json.loads(capsys.readouterr().out)["outputs"]
-        assert (output["data"], output["shape"]) == ([json.loads(value)] * 2, [2, 1]), datatype
 
 
 def test_the_commands_of_describe_run_as_printed(

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-import queue
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from docs.pages import ROOT, Command
 
 PATIENCE_SECONDS = 300
 _STOP_SECONDS = 30
+# Between two looks at what a program has printed.
+_LOOK_SECONDS = 0.02
 _SHOWN_LINES = 30
 _DEFAULT = "127.0.0.1:8001"
 
@@ -93,11 +92,44 @@ class Reader:
 
     def run(self, command: Command) -> float:
         """Run a command; return its seconds. Raise Failed if its exit code is not 0."""
-        with tempfile.TemporaryFile("w+") as output:
-            began = time.monotonic()
+        began = time.monotonic()
+        with self._started(command) as (process, output):
+            try:
+                code = process.wait(PATIENCE_SECONDS)
+            except subprocess.TimeoutExpired:
+                what = f"It did not end in {PATIENCE_SECONDS} s"
+                raise Failed.at(command, what, output.read_text()) from None
+            if code:
+                raise Failed.at(command, f"Exit code {code}", output.read_text())
+            return time.monotonic() - began
+
+    @contextmanager
+    def running(self, command: Command, until: str) -> Iterator[tuple[re.Match[str], float]]:
+        """Start a command; yield the first line that matches, and the seconds until then.
+
+        At the end, press Ctrl-C. Raise Failed if the line does not come, or if it does not end then.
+        """
+        began = time.monotonic()
+        with self._started(command) as (process, output):
+            try:
+                yield _find(command, process, output, until), time.monotonic() - began
+            finally:
+                _signal(process, signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_STOP_SECONDS)
+            printed = output.read_text()
+            if process.returncode is None:
+                raise Failed.at(command, f"It did not end within {_STOP_SECONDS} s of Ctrl-C", printed)
+            if "Traceback" in printed:
+                raise Failed.at(command, "It ended with a traceback", printed)
+
+    @contextmanager
+    def _started(self, command: Command) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+        """Start a command; yield its process, and the file of its output. At the end, kill it with its children."""
+        with tempfile.NamedTemporaryFile() as output:
             process = subprocess.Popen(
-                self.adapted(command.text),
-                shell=True,
+                # A shell's background jobs ignore SIGINT, and so would what they start.
+                ["env", "--default-signal=INT", "sh", "-c", self.adapted(command.text)],
                 cwd=self.checkout,
                 env=dict(self.variables),
                 stdin=subprocess.DEVNULL,
@@ -107,58 +139,10 @@ class Reader:
                 start_new_session=True,
             )
             try:
-                code: int | None = process.wait(PATIENCE_SECONDS)
-            except subprocess.TimeoutExpired:
-                code = None
+                yield process, Path(output.name)
             finally:
-                _end(process, signal.SIGKILL)
+                _signal(process, signal.SIGKILL)
                 process.wait()
-            seconds = time.monotonic() - began
-            output.seek(0)
-            if code is None:
-                raise Failed.at(command, f"It did not end in {PATIENCE_SECONDS} s", output.read())
-            if code:
-                raise Failed.at(command, f"Exit code {code}", output.read())
-        return seconds
-
-    @contextmanager
-    def running(self, command: Command, until: str) -> Iterator[tuple[re.Match[str], float]]:
-        """Start a command; yield the first line that matches, and the seconds until then.
-
-        At the end, press Ctrl-C. Raise Failed if the line does not come, or if it does not end then.
-        """
-        began = time.monotonic()
-        process = subprocess.Popen(
-            # A shell's background jobs ignore SIGINT, and so would what they start.
-            ["env", "--default-signal=INT", "sh", "-c", command.text],
-            cwd=self.checkout,
-            env=dict(self.variables),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        lines = queue.SimpleQueue[str]()
-        # Read until the end, so that the program never waits for a reader.
-        drain = threading.Thread(target=_drain, args=(process, lines), daemon=True)
-        drain.start()
-        printed: list[str] = []
-        try:
-            yield _find(command, lines, until, printed), time.monotonic() - began
-        finally:
-            _end(process, signal.SIGINT)
-            drain.join(_STOP_SECONDS)
-            ended = not drain.is_alive()
-            _end(process, signal.SIGKILL)
-            # A child in another group may still have the pipe.
-            drain.join(_STOP_SECONDS)
-            process.wait()
-        printed.extend(iter(lines.get, ""))
-        if not ended:
-            raise Failed.at(command, f"It did not end within {_STOP_SECONDS} s of Ctrl-C", "".join(printed))
-        if "Traceback" in "".join(printed):
-            raise Failed.at(command, "It ended with a traceback", "".join(printed))
 
 
 def without_this_environment() -> dict[str, str]:
@@ -175,35 +159,21 @@ def without_this_environment() -> dict[str, str]:
     return kept
 
 
-def _drain(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
-    assert process.stdout is not None
-    with process.stdout as output:
-        for line in output:
-            lines.put(line)
-    lines.put("")
-
-
-def _find(command: Command, lines: queue.SimpleQueue[str], until: str, printed: list[str]) -> re.Match[str]:
+def _find(command: Command, process: subprocess.Popen[bytes], output: Path, until: str) -> re.Match[str]:
     end = time.monotonic() + PATIENCE_SECONDS
     while True:
-        try:
-            line = lines.get(timeout=max(end - time.monotonic(), 0))
-        except queue.Empty:
-            raise Failed.at(
-                command, f"No line with {until!r} in {PATIENCE_SECONDS} s", "".join(printed)
-            ) from None
-        if not line:
-            # Still the end, for the caller that reads the remaining lines.
-            lines.put("")
-            raise Failed.at(command, f"It ended without a line with {until!r}", "".join(printed))
-        printed.append(line)
-        if found := re.search(until, line):
+        has_ended = process.poll() is not None
+        lines, _, _ = (printed := output.read_text()).rpartition("\n")
+        if found := re.search(until, lines):
             return found
+        if has_ended:
+            raise Failed.at(command, f"It ended without a line with {until!r}", printed)
+        if time.monotonic() > end:
+            raise Failed.at(command, f"No line with {until!r} in {PATIENCE_SECONDS} s", printed)
+        time.sleep(_LOOK_SECONDS)
 
 
-def _end(process: subprocess.Popen[Any], number: signal.Signals) -> None:
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     """Signal a program and its children, if there are any."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-    except ProcessLookupError:
-        pass

@@ -13,7 +13,8 @@ from support.server.rig import fp32, request, spec
 from tensorferry.batcher import Batcher, Padding, PadInput
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.shared_memory.regions import Regions
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.signature import Signature, TensorSpec
 
 REGION_BYTES = 96

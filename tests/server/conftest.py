@@ -21,7 +21,7 @@ from tensorferry.server.inference.shared_memory.regions import Regions
 from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
 from tensorferry.server.models.lifecycle import loader
 from tensorferry.server.models.lifecycle.load_context import LoadContext
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.onnx.loading import loading as onnx_loading
 from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.devices import choose_device

@@ -12,15 +12,11 @@ import pytest
 from tensorferry import serving
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.serving import (
-    BYTES,
     FP32,
-    INT64,
-    STRING,
     DeclarationError,
     FunctionModel,
     PipelineModel,
     TensorDatatype,
-    TensorType,
     model,
     onnx,
     pipeline,
@@ -34,14 +30,6 @@ _Y = {"y": FP32[-1]}
 @model(inputs=_X, outputs=_Y)
 def total(x: Any) -> Any:
     return x.sum(axis=1)
-
-
-def test_a_type_has_datatype_and_dimensions() -> None:
-    assert INT64[-1, "tokens"] == TensorType("INT64", (-1, "tokens"))
-    assert str(STRING[-1]) == "STRING[-1]"
-    assert STRING[-1].datatype == BYTES[-1].datatype == "BYTES"
-    assert STRING[-1].text
-    assert not BYTES[-1].text
 
 
 def test_there_is_a_datatype_for_each_of_the_protocol_that_numpy_has() -> None:
@@ -61,20 +49,6 @@ def test_a_declared_function_is_still_a_function() -> None:
     assert isinstance(total, FunctionModel)
     assert total.name == "total"
     assert total(np.ones((2, 4))).tolist() == [4.0, 4.0]
-
-
-def test_a_class_is_declared_and_makes_objects() -> None:
-    @model(inputs=_X, outputs=_Y, name="scaled", workers=2)
-    class Scaled:
-        def __init__(self) -> None:
-            self.factor = 3.0
-
-        def __call__(self, x: Any) -> Any:
-            return x.sum(axis=1) * self.factor
-
-    declared: Any = Scaled
-    assert declared.workers == 2
-    assert declared()(np.ones((1, 4))).tolist() == [12.0]
 
 
 def test_types_come_from_annotations() -> None:
@@ -141,11 +115,6 @@ def test_a_generator_needs_no_axis_of_rows_and_is_no_step() -> None:
     assert Generator.max_batch_size == 0  # type: ignore[attr-defined]
     with pytest.raises(DeclarationError, match="answers in streams, which only a model by itself can do"):
         pipeline("p", Generator)  # type: ignore[arg-type]
-
-
-def test_a_function_of_one_row_needs_no_axis_of_rows() -> None:
-    declared = model(inputs={"x": FP32[4]}, outputs={"y": FP32[()]}, name="row", batched=False)(lambda x: x)
-    assert declared.outputs["y"].dims == ()
 
 
 def test_annotations_that_fail_are_refused() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorferry.serving import INT64, STRING, DeclarationError, FunctionModel, RowPadding, tokenizer
+from tensorferry.serving import STRING, DeclarationError, FunctionModel, RowPadding, tokenizer
 
 pytest.importorskip("tokenizers", reason="needs the package tokenizers")
 from tokenizers import AddedToken, Tokenizer
@@ -58,16 +58,6 @@ def lists(outputs: dict[str, Any]) -> dict[str, list[list[int]]]:
     for rows in outputs.values():
         assert all(row.dtype == np.int64 for row in rows)
     return {name: [row.tolist() for row in rows] for name, rows in outputs.items()}
-
-
-def test_it_is_declared_as_a_model_of_text_and_ids(file: Path) -> None:
-    declared = tokenizer(file)
-    assert declared.name == "tokenizer"
-    assert declared.inputs == {"text": STRING[-1]}
-    assert declared.outputs == dict.fromkeys(
-        ("input_ids", "attention_mask", "token_type_ids"), INT64[-1, "tokens"]
-    )
-    assert declared.max_batch_size == 256
 
 
 def test_each_row_has_the_length_of_its_tokens(file: Path) -> None:

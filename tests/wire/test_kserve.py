@@ -35,17 +35,13 @@ TENSORS: dict[str, list[Any]] = {
 def report(echoes: ServerProcess) -> Any:
     """Return the client's report."""
     assert PYTHON.exists(), "CI needs KServe's client: make tools"
-    processes = ",".join(map(str, echoes.processes()))
-    return report_of(PYTHON, CLIENT, echoes.address, processes, tensors=TENSORS)
+    return report_of(PYTHON, CLIENT, echoes.address, tensors=TENSORS)
 
 
-def test_health_and_metadata(report: Any) -> None:
+def test_health(report: Any) -> None:
     assert report["live"] is True
     assert report["ready"] is True
     assert report["model_ready"] == [True, False]
-    assert report["server"] == "tensorferry"
-    assert report["platform"] == "onnxruntime_onnx"
-    assert report["inputs"] == [["x", "FP32", [-1, 4]], ["index", "INT64", [-1]], ["work", "INT64", [-1]]]
 
 
 def test_every_datatype_as_an_array_and_as_a_list(report: Any) -> None:
@@ -66,10 +62,7 @@ def test_many_at_once(report: Any) -> None:
     [
         ("mixed", "INVALID_ARGUMENT", "raw_input_contents"),
         ("nobody", "NOT_FOUND", "unknown model: 'nobody'"),
-        ("version", "NOT_FOUND", "version 7 is not found"),
         ("raised", "INTERNAL", TABLE_ERROR),
-        ("deadline", "DEADLINE_EXCEEDED", ""),
-        ("cancelled", "CANCELLED", ""),
     ],
 )
 def test_errors(report: Any, what: str, code: str, message: str) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tensorferry.batcher.answer_cache import AnswerCache, CacheStatistics
     from tensorferry.batcher.batcher import Batcher
     from tensorferry.batcher.execution.completion import ResponseBurstHook
-    from tensorferry.batcher.execution.context import BatchStartCallback, InstanceHealthCallback
+    from tensorferry.batcher.execution.executor import BatchStartCallback, InstanceHealthCallback
     from tensorferry.batcher.execution.model_functions import BatchAware, ModelFunction, StagedModel
     from tensorferry.batcher.offline import batch_inference
     from tensorferry.batcher.padding import Padding, PadInput, PadPlan
@@ -66,7 +66,7 @@ _NAMES = {
     "answer_cache": ["AnswerCache", "CacheStatistics"],
     "batcher": ["Batcher"],
     "execution.completion": ["ResponseBurstHook"],
-    "execution.context": ["BatchStartCallback", "InstanceHealthCallback"],
+    "execution.executor": ["BatchStartCallback", "InstanceHealthCallback"],
     "execution.model_functions": ["BatchAware", "ModelFunction", "StagedModel"],
     "offline": ["batch_inference"],
     "padding": ["PadInput", "PadPlan", "Padding"],

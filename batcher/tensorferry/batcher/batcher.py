@@ -20,7 +20,7 @@ from tensorferry.batcher.execution.completion import (
     already_completed,
     withdrawn,
 )
-from tensorferry.batcher.execution.context import (
+from tensorferry.batcher.execution.executor import (
     BatchStartCallback,
     ExecutionContext,
     InstanceHealthCallback,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
+import numpy as np
 import numpy.typing as npt
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import InvalidRequest
-from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.execution.futures import completion_of, propagate_cancel
+from tensorferry.batcher.execution.collate import first_row, request_of
 from tensorferry.batcher.padding import Padding
-from tensorferry.batcher.request import Request
+from tensorferry.batcher.request import Outcome, Request
 from tensorferry.batcher.settings import BatcherSettings, QueuePolicy
 
 
@@ -96,7 +96,7 @@ class Submitter(ABC):
         request.priority, request.tag, request.client = priority, tag, client
         self.enqueue(request)
         # Only now, because a rejected request and its future would keep each other, and the arrays, alive.
-        propagate_cancel(future, lambda: self.cancel(request))
+        future.add_done_callback(lambda done: self.cancel(request) if done.cancelled() else None)
         return future
 
     @abstractmethod
@@ -130,3 +130,33 @@ class Submitter(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def completion_of(future: Future[Any], *, one_row: bool) -> Callable[[Outcome], None]:
+    """A callback that resolves a future with a request's rows; with `one_row`, with its only row without axis 0."""
+
+    def complete(outcome: Outcome) -> None:
+        # False if the future was cancelled: nothing waits for the outcome.
+        if not future.set_running_or_notify_cancel():
+            return
+        if outcome.error is not None:
+            future.set_exception(outcome.error)
+            return
+        try:
+            result = _own(first_row(outcome.outputs) if one_row else outcome.outputs)
+        except Exception as error:
+            # No memory for the copy, for example.
+            future.set_exception(error)
+            return
+        future.set_result(result)
+
+    return complete
+
+
+def _own(outputs: Any) -> Any:
+    """Copy views of the batch, because a view would keep the whole batch alive."""
+    if isinstance(outputs, Mapping):
+        return {name: _own(output) for name, output in outputs.items()}
+    if type(outputs) in (list, tuple):
+        return type(outputs)(_own(row) for row in outputs)
+    return outputs.copy() if isinstance(outputs, np.ndarray) and outputs.base is not None else outputs

@@ -33,11 +33,12 @@ from tensorferry.server.methods.repository import RepositoryMethods
 from tensorferry.server.methods.shared_memory import SharedMemoryMethods
 from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.methods.trace_settings import TraceSettingsMethods
-from tensorferry.server.models.lifecycle.draining import wait_until_idle
 from tensorferry.server.models.lifecycle.idle_work import IdleWork
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
+from tensorferry.server.models.lifecycle.unloading import wait_until_idle
 from tensorferry.server.models.repository.declared_sources import declared_sources, warn_of_unknown_calls
 from tensorferry.server.models.repository.embedding_sources import embedding_sources
 from tensorferry.server.models.repository.fetched_sources import fetched_sources, open_repository
@@ -262,8 +263,8 @@ class App:
 
     def _serve_metrics(self, listening: socket.socket) -> None:
         # Imported here, because the import is slow.
-        from tensorferry.server.observability.monitoring.all_processes import page_of_all, status_of_all
         from tensorferry.server.observability.monitoring.http_server import MetricsServer, PageRenderer
+        from tensorferry.server.observability.monitoring.merged import page_of_all, status_of_all
         from tensorferry.server.observability.monitoring.metrics.metrics import Metrics
         from tensorferry.server.observability.monitoring.status_page import routes_of
         from tensorferry.server.observability.monitoring.status_report import StatusReport

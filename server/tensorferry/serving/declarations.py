@@ -21,8 +21,7 @@ from tensorferry.serving.declaration_checks import (
     checked_pad_lengths,
 )
 from tensorferry.serving.errors import DeclarationError
-from tensorferry.serving.hints import types_of_hints
-from tensorferry.serving.tensor_types import TensorType
+from tensorferry.serving.tensor_types import TensorType, types_of_hints
 from tensorferry.serving.text_tasks import TextHead, TextTask
 
 

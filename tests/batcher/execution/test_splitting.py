@@ -23,15 +23,6 @@ from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
-@pytest.mark.parametrize("count", [4, 5, 8, 9, 17])
-def test_a_split_request_is_answered_with_its_rows_in_order(make: Make, count: int) -> None:
-    runner = ScriptedRunner()
-    batcher = make(runner, 4)
-    assert result(batcher.submit_rows(np.arange(float(count)))).tolist() == [2.0 * i for i in range(count)]
-    assert len(runner.batches) == -(-count // 4)
-    assert all(len(batch) <= 4 for batch in runner.batches)
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(
     ("model_fn", "sent"),

@@ -73,13 +73,6 @@ def test_a_stage_without_its_outputs_is_named(puppets: Puppets, function: Any, w
     assert all(word in str(recorder.only.error) for word in words)
 
 
-def test_an_output_that_nobody_reads_may_be_missing(puppets: Puppets) -> None:
-    stage = Stage(
-        "s", puppets.batcher("s", add_one, gated=False), {"in": "x"}, {"out": "y", "missing": "unread"}
-    )
-    assert answer(send(puppets.pipeline(stage), [1])[1]) == [2]
-
-
 def test_inputs_of_a_stage_with_different_rows_are_described(puppets: Puppets) -> None:
     pipeline = puppets.pipeline(
         puppets.stage("a", lambda t: {"out": t["in"][:1]}, "x", "m", gated=False, max_batch_size=0),

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.batcher.pipelines import Puppets, count_up, kind, send
-from support.batcher.rig import reproducible, result
+from support.batcher.rig import result
 
 from tensorferry.batcher import Batcher, ModelOutputError, Padding, PadInput, Pipeline, Stage, stack_rows
 
@@ -136,14 +134,3 @@ def test_rows_that_cannot_be_stacked_are_described(rows: Any, words: list[str]) 
     with pytest.raises(ModelOutputError, match="output 'y'") as caught:
         stack_rows(rows, "output 'y'")
     assert all(word in str(caught.value) for word in words)
-
-
-@reproducible
-@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5), axes=st.integers(1, 3))
-def test_each_row_comes_back_from_the_padded_array(lengths: list[int], axes: int) -> None:
-    rows = [np.arange(2**axes * length // 2).reshape(*[2] * (axes - 1), length) for length in lengths]
-    stacked = stack_rows(rows, "rows", -1)
-    assert stacked.shape == (len(rows), *[2] * (axes - 1), max(lengths))
-    for row, length, padded in zip(rows, lengths, stacked, strict=True):
-        assert (padded[..., :length] == row).all()
-        assert (padded[..., length:] == -1).all()

@@ -223,13 +223,6 @@ class TestModelsOfOthers:
         assert theirs.await_outcome().outputs["out"].tolist() == [14]
         assert puppets.rows("b") == [[1], [2, 7]]
 
-    def test_each_request_gets_the_current_model(self, puppets: Puppets) -> None:
-        models = [puppets.batcher("old", add_one, gated=False), puppets.batcher("new", double, gated=False)]
-        pipeline = puppets.pipeline(Stage("s", lambda: StageModel(models[0]), {"in": "x"}, {"out": "y"}))
-        assert result(pipeline.submit({"x": 5.0})) == {"y": 6}
-        models.pop(0)
-        assert result(pipeline.submit({"x": 5.0})) == {"y": 10}
-
     def test_a_model_that_is_replaced_meanwhile_is_looked_up_again(self, puppets: Puppets) -> None:
         old, new = puppets.batcher("old", add_one, gated=False), puppets.batcher("new", double, gated=False)
         old.close()

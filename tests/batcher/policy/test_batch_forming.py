@@ -7,11 +7,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 import pytest
-from batcher.policy.test_close_rule import BUSY, Affine, Unknown, class_queue, waiting, with_deadline
+from batcher.policy.test_close_rule import BUSY, Affine, class_queue, waiting, with_deadline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batcher.rig import reproducible
 
+from tensorferry.batcher.learning.cost_model import BatchCostModel
 from tensorferry.batcher.policy.batch_forming import FormedBatch, TimesWithOthers, form_batch
 from tensorferry.batcher.policy.class_queue import ClassQueue
 from tensorferry.batcher.policy.close_rule import Close, decide
@@ -81,7 +82,7 @@ def test_without_known_times_all_requests_are_taken() -> None:
         class_queue([waiting()] * 9),
         class_queue(with_deadline(0.1, 0.2)),
     ]
-    assert form(class_queues, 0, [2, 4, 2], times=Unknown()).rows == [2, 4, 2]
+    assert form(class_queues, 0, [2, 4, 2], times=BatchCostModel(MOST)).rows == [2, 4, 2]
 
 
 classes = st.lists(

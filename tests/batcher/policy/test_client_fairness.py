@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from batcher.conftest import Busy, Make
+from batcher.policy.test_close_rule import Affine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batcher.rig import error, ignore, occupy, reproducible, result, results
@@ -20,20 +21,6 @@ from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 def wants(client: str, rows: int = 1, deadline: float = math.inf) -> Request:
     return Request((), ignore, names=None, rows=rows, nbytes=0, deadline=deadline, client=client)
-
-
-class Times:
-    """Batch times of a millisecond a row."""
-
-    stale = False
-
-    def mean(self, rows: int) -> float:
-        return rows / 1e3
-
-    upper = mean
-
-    def max_rows_within(self, slack: float) -> int:
-        return int(slack * 1e3)
 
 
 def turns_of(clients: dict[str, int], queued: dict[str, int]) -> StartTimeFairQueue:
@@ -113,15 +100,16 @@ def test_backlogged_clients_get_rows_by_weight(
 @pytest.mark.parametrize(
     ("deadlines", "part", "expected"),
     [
-        ([0.005, 0.005, 0.009, 0.009], 1.0, True),
-        ([0.005, 0.005, 0.003, 0.003], 1.0, False),
-        ([0.005, 0.005, 0.009, 0.009], 0.4, False),
+        ([30.0, 30.0, 54.0, 54.0], 1.0, True),
+        ([30.0, 30.0, 18.0, 18.0], 1.0, False),
+        ([30.0, 30.0, 54.0, 54.0], 0.4, False),
         ([], 1.0, True),
     ],
 )
 def test_whether_all_can_be_in_time(deadlines: list[float], part: float, expected: bool) -> None:
+    """Each batch of two rows takes 12 s."""
     with_deadline = [wants("a", deadline=deadline) for deadline in deadlines]
-    assert all_in_time(with_deadline, len(with_deadline), 2, 0.0, Times(), part) is expected
+    assert all_in_time(with_deadline, len(with_deadline), 2, 0.0, Affine(), part) is expected
 
 
 def test_the_client_over_its_share_makes_room() -> None:

@@ -93,21 +93,6 @@ class Uncertain(Affine):
         return super().max_rows_within(slack / 1.2)
 
 
-class Unknown:
-    """Unknown batch times."""
-
-    stale = False
-
-    def mean(self, rows: int) -> float:
-        return 0.0
-
-    def upper(self, rows: int) -> float:
-        return 0.0
-
-    def max_rows_within(self, slack: float) -> int:
-        return 1_000
-
-
 @pytest.mark.parametrize(
     ("deadline", "dropped"), [(115.9, True), (116, True), (116.1, False), (math.inf, False)]
 )

@@ -60,19 +60,6 @@ def test_a_deadline_too_short_even_alone_is_refused_on_arrival(
     assert batcher.statistics().refused == 1
 
 
-def test_an_infeasible_queued_request_is_dropped_unexecuted(
-    batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
-) -> None:
-    hopeless = batcher.submit(1.0, timeout=3.0)
-    living = batcher.submit(2.0, timeout=30.0)
-    clock.advance(1.5)
-    runner.open()
-    assert isinstance(error(hopeless), DeadlineExceeded)
-    assert result(living) == 2
-    assert [list(batch) for batch in runner.batches[2:]] == [[2.0]]
-    assert batcher.statistics().expired == 1
-
-
 def test_under_overload_the_fewest_oldest_are_shed_with_a_hint(make: Make, clock: VirtualClock) -> None:
     """Others arrive fast while a batch runs: the oldest then has slack for one row, but they need
     batches of four.

@@ -469,6 +469,13 @@ def test_a_request_has_one_row(make: Make, rows: int) -> None:
             accept(request)
 
 
+def test_a_refused_bare_array_is_counted_and_not_changed(make: Make) -> None:
+    batcher, request = make(), new_request(np.ones((1, 1)))
+    with pytest.raises(InvalidRequest, match="one bare array"):
+        batcher.enqueue(request)
+    assert (len(request.tensors), batcher.statistics().refused) == (1, 1)
+
+
 def test_a_state_that_does_not_fit_is_the_error_of_its_request(make: Make) -> None:
     batcher = make(lambda batch: {"y": batch["x"], "total": batch["past"].astype(np.float32)})
     error = error_of(send(batcher, 1, **START)[1])
@@ -476,10 +483,15 @@ def test_a_state_that_does_not_fit_is_the_error_of_its_request(make: Make) -> No
     assert living(batcher) == (0, 0)
 
 
-def test_a_state_may_change_its_shape(make: Make) -> None:
-    batcher = make(grows, states=[StateTensor("past", "total", np.zeros((1, 0)))])
-    assert [ask(batcher, x, start=x == 1) for x in (1, 2, 3)] == [1, 3, 6]
-    assert living(batcher) == (1, 24)
+def test_states_of_different_shapes_share_no_batch(make: Make) -> None:
+    runner = ScriptedRunner(grows, gated=True)
+    batcher = make(runner, states=[StateTensor("past", "total", np.zeros((1, 0)))])
+    sent = [send(batcher, x, "a", start=x == 1)[1] for x in (1, 2)]
+    runner.await_batches(1)
+    sent.append(send(batcher, 5, "b", **START)[1])
+    runner.open()
+    assert [value(each) for each in sent] == [1, 3, 5]
+    assert batcher.statistics().failed_batches == 0
 
 
 def test_a_drain_answers_the_requests_that_wait(make: Make) -> None:

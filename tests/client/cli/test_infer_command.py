@@ -126,7 +126,7 @@ WRONG: list[tuple[list[str], str]] = [
         "--json: output 'x': 'parameters' expects the keys 'classification', got 'binary_data'",
     ),
     (["--rows", "2"], "argument --rows: it belongs to --random: add --random, or leave it out"),
-    (["--seed", "x"], "argument --seed: expected an integer that is not negative, got 'x'"),
+    (["--seed", "x"], "argument --seed: expected a whole number from 0 to 1000000000000000000, got 'x'"),
     (["--random", "--rows", "2"], "expects INT64 [1], got --rows 2: leave --rows out, or write --rows 1"),
     (["--random", "--shape", "y:2"], "--shape expects an input of model 'row', got 'y': name one of 'x'"),
     (["--random", "--shape", "x:2"], "expects INT64 [1], got the shape [2]: give --shape all axes"),

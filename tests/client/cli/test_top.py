@@ -12,16 +12,15 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc
 import pytest
 from client.calls import Output
+from support.remote.web_server import Response, WebServer, web_server
 
 from tensorferry.client.cli import top
 from tensorferry.client.cli.top_view import StatusSamples, lines_of, percentile
@@ -203,48 +202,28 @@ def test_addresses(capsys: Output) -> None:
         assert "give http://HOST:PORT or HOST:PORT" in capsys.readouterr().err
 
 
-class Site:
-    """HTTP server that answers /status.json as the test says, and counts the requests."""
-
-    def __init__(self) -> None:
-        self.body = json.dumps(status(0.0)).encode()
-        self.code = 200
-        site = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(site.code)
-                self.send_header("Content-Length", str(len(site.body)))
-                self.end_headers()
-                self.wfile.write(site.body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Log nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
-        self.thread.start()
-        self.address = f"127.0.0.1:{self.server.server_address[1]}"
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
-
 @pytest.fixture
-def site() -> Iterator[Site]:
-    site = Site()
-    yield site
-    site.close()
+def site() -> Iterator[WebServer]:
+    with web_server(None) as site:
+        site.respond = lambda request: answer(status(0.0))
+        yield site
 
 
-def test_one_report(site: Site, capsys: Output) -> None:
+def answer(look: object) -> Response:
+    return Response(json.dumps(look).encode())
+
+
+def address_of(site: WebServer) -> str:
+    return site.url.removeprefix("http://")
+
+
+def test_one_report(site: WebServer, capsys: Output) -> None:
     look = status(0.0)
     look["models"].append({**look["models"][0], "name": "other"})
-    site.body = json.dumps(look).encode()
+    site.respond = lambda request: answer(look)
+    address = address_of(site)
     # Standard output is a pipe.
-    for arguments in ([site.address, "--once"], [site.address], ["--target", site.address, "--once"]):
+    for arguments in ([address, "--once"], [address], ["--target", address, "--once"]):
         assert top.main([*arguments, "--interval", "0.1", "--model", "digits"]) == 0
         out, err = capsys.readouterr()
         assert err == ""
@@ -252,30 +231,31 @@ def test_one_report(site: Site, capsys: Output) -> None:
         assert "digits v1" in out
         assert "other" not in out
         assert "" not in out
-    assert top.main([site.address, "--once", "--model", "x"]) == 1
+    assert top.main([address, "--once", "--model", "x"]) == 1
     assert "there is no model 'x'; there are: digits" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        top.main([site.address, "--target", site.address])
+        top.main([address, "--target", address])
     assert "give one of them" in capsys.readouterr().err
 
 
-def test_unusable_answers(site: Site, capsys: Output) -> None:
-    for site.code, site.body, said in (
+def test_unusable_answers(site: WebServer, capsys: Output) -> None:
+    address = address_of(site)
+    for code, body, said in (
         (404, b"", "the server is not tensorferry, or an older version"),
         (403, b"", "answered 403"),
         (200, b"<html>", "give the metrics' port"),
         (200, b"[]", "needs schema 1"),
         (200, b'{"schema": 2}', "needs schema 1"),
     ):
-        assert top.main([site.address, "--once"]) == 1
+        site.respond = lambda request: Response(body, code)  # noqa: B023
+        assert top.main([address, "--once"]) == 1
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
         assert said in err
-    site.server.shutdown()
-    site.server.server_close()
-    assert top.main([site.address]) == 1
+    site.close()
+    assert top.main([address]) == 1
     err = capsys.readouterr().err
-    assert err.startswith(f"tensorferry top: no server answers at http://{site.address}/status.json (")
+    assert err.startswith(f"tensorferry top: no server answers at {site.url}/status.json (")
     assert "--metrics-port" in err
 
 
@@ -359,15 +339,15 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(site: Site) -> Iterator[Terminal]:
-    terminal = Terminal(site.address, "--interval", "3600")
+def terminal(site: WebServer) -> Iterator[Terminal]:
+    terminal = Terminal(address_of(site), "--interval", "3600")
     yield terminal
     terminal.close()
 
 
 @pytest.mark.parametrize("key", ["q", "\x03"])
 def test_keys_and_a_resize_redraw_and_a_lost_server_is_found_again(
-    terminal: Terminal, site: Site, key: str
+    terminal: Terminal, site: WebServer, key: str
 ) -> None:
     """The terminal settings are restored at the end."""
     terminal.await_text("\x1b[?1049h")
@@ -376,10 +356,10 @@ def test_keys_and_a_resize_redraw_and_a_lost_server_is_found_again(
     terminal.await_text("tensorferry 0.1.0 on 127.0.0.1\x1b[K")
     terminal.resize(120, 2)
     terminal.await_text("lane transport, up 1 h 1 min\x1b[K")
-    site.code = 503
+    site.respond = lambda request: Response(status=503)
     terminal.type(" ")
     terminal.await_text("NO ANSWER for")
-    site.code, site.body = 200, json.dumps(status(9.0, draining=True)).encode()
+    site.respond = lambda request: answer(status(9.0, draining=True))
     terminal.type(" ")
     terminal.await_text("draining")
     terminal.type(key)
@@ -396,11 +376,11 @@ def test_sigterm_restores_the_terminal(terminal: Terminal) -> None:
 
 @pytest.mark.parametrize("waits", ["urllib.request.urlopen", "time.sleep"])
 def test_ctrl_c_before_the_status_is_shown_is_quiet(
-    site: Site, capsys: Output, monkeypatch: pytest.MonkeyPatch, waits: str
+    site: WebServer, capsys: Output, monkeypatch: pytest.MonkeyPatch, waits: str
 ) -> None:
     def interrupt(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(f"tensorferry.client.cli.top.{waits}", interrupt)
-    assert top.main([site.address, "--once"]) == 130
+    assert top.main([address_of(site), "--once"]) == 130
     assert capsys.readouterr() == ("", "")

@@ -27,7 +27,8 @@ from tensorferry.server.errors import ServerError, StartError
 from tensorferry.server.methods import repository
 from tensorferry.server.methods.repository import RepositoryMethods
 from tensorferry.server.models.config_pbtxt.pbtxt import config_text, parse_config, read_config
-from tensorferry.server.models.lifecycle.registry import Model, ModelState
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelState
 from tensorferry.server.models.lifecycle.stages import make_batcher
 from tensorferry.server.models.repository.labels import read_labels
 from tensorferry.server.models.repository.repository import Repository

@@ -12,8 +12,12 @@ from fuzz.world import WORDS, World, requests
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.inference.responses.stream_responses import (
+    END_ON_ERROR,
+    STREAM_ORDER,
+    parse_stream_options,
+)
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.inference.stream_options import END_ON_ERROR, STREAM_ORDER, parse_stream_options
 from tensorferry.server.status import Status
 from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.threaded_stream import ResponseStream

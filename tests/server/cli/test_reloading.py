@@ -70,13 +70,6 @@ def _run(children: list[_Child], states: list[Any], signals: _Signals) -> int:
     return run_reloading(start, lambda: {Path("app.py"): (next(seen), 0)}, signals)
 
 
-def test_a_change_starts_the_server_again() -> None:
-    children = [_Child(), _Child()]
-    # Before the first start, unchanged, changed, what changed; before the second start.
-    assert _run(children, [1, 1, 2, 2, 2], _Signals(None, None, signal.SIGTERM)) == 0
-    assert [child.asked for child in children] == [1, 1]
-
-
 def test_a_server_that_failed_is_started_after_the_next_change() -> None:
     children = [_Child(1), _Child()]
     assert _run(children, [1, 1, 2, 2, 2], _Signals(None, None, signal.SIGINT)) == 0

@@ -8,11 +8,8 @@ import pytest
 from support.models import small
 
 from tensorferry.server.cli import show_config
-from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.models.config_pbtxt.pbtxt import config_text, parse_config
-from tensorferry.server.models.lifecycle.load_context import LoadContext
-from tensorferry.server.models.lifecycle.loader import load_model
+from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
 from tensorferry.server.onnx.inspection.model_argument import source_in
 
 
@@ -24,24 +21,6 @@ def repository(root: Path, text: str | None, *versions: str, file: str = "model.
     if text is not None:
         (home / "config.pbtxt").write_text(text)
     return home
-
-
-def served(source: ModelSource, **options: object) -> str:
-    """Return what a server's ModelConfig returns."""
-    model = load_model(source, LoadContext(ServerConfig((source,), **options)))  # type: ignore[arg-type]
-    assert model.batcher.close()
-    return config_text(model.config)
-
-
-def test_a_directory_stands_for_its_highest_version(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = 'max_batch_size: 2 default_model_filename: "other.onnx" dynamic_batching { }'
-    home = repository(tmp_path, text, "1", "10", "9", file="other.onnx")
-    assert show_config.main([str(home)]) == 0
-    source = ModelSource("m", home / "10" / "other.onnx", "10", parse_config(text, ""), home)
-    assert capsys.readouterr().out.split("\n", 1)[1] == served(source)
-    assert source_in(home) == source
 
 
 def test_the_table_of_the_model_applies(

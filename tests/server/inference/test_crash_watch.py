@@ -30,7 +30,8 @@ from tensorferry.server.inference.suspects.crash_watch import (
     note_running,
     owner_of,
 )
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.processes.running_page import Running, RunningPage, create_page, read_page
 from tensorferry.server.processes.suspect_requests import Findings, TrialLock
 from tensorferry.server.runtime.recovery.watchdog import Watchdog
@@ -312,14 +313,6 @@ class TestSuspects:
         assert isinstance(refusal(replies), Cancelled)
         process.all_serve = False
         assert not process.submit(fp32(1, 2))[1].all
-
-    def test_none_is_suspect_when_its_time_is_over(self, process: Process, hashes: Hashes) -> None:
-        process.now += 600.0
-        replies = [process.submit(fp32(1, 2))[1] for _ in range(3)]
-        process.runner.open()
-        for each in replies:
-            response_of(each.first())
-        assert process.rows() == [1, 3]
 
 
 class TestRefusals:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import json_format
 from support.server.rig import fp32, request, signature, spec
 
 from tensorferry.batcher import RequestTooLarge
@@ -20,6 +21,8 @@ from tensorferry.server.signature import Signature, TensorSpec
 
 B = spec("s", "BYTES", "batch", "k", binary=True)
 X, N, S = spec("x", "FP32", "batch", 3), spec("n", "INT64", "batch"), spec("s", "BYTES", "batch", "k")
+TEXTS = signature(spec("s", "BYTES", "batch"))
+E_ACUTE = "\N{LATIN SMALL LETTER E WITH ACUTE}"
 MODEL = signature(X, N, outputs=(spec("y", "FP32", "batch", 3), spec("z", "INT64", "batch")))
 
 
@@ -127,13 +130,6 @@ def test_a_request_without_inputs_is_answered_raw() -> None:
     assert not decoded(request({}), made, batched=False).response_spec.typed
 
 
-def test_only_batched_models_require_equal_rows() -> None:
-    changed = good()
-    changed.inputs[1].shape[:] = [3]
-    changed.raw_input_contents[1] = bytes(24)
-    assert [tensor.shape for tensor in decoded(changed, batched=False).tensors] == [(2, 3), (3,)]
-
-
 def test_fixed_dimensions_hold_for_axis_0_too() -> None:
     made = signature(spec("x", "FP32", 1, 3))
     assert decoded(request({"x": fp32(1, 3)}), made, batched=False).rows == 1
@@ -148,18 +144,63 @@ def test_a_shape_without_elements_must_be_possible_for_an_array(dims: tuple[int,
     assert "larger than an array can be" in refused(message, made)
 
 
-def test_all_outputs_unless_some_are_named() -> None:
-    message = good()
-    assert decoded(message).response_spec.outputs == MODEL.outputs
-    message.outputs.add(name="z")
-    assert decoded(message).response_spec.outputs == MODEL.outputs[1:]
-    message.outputs.add(name="y")
-    assert [output.name for output in decoded(message).response_spec.outputs] == ["z", "y"]
-
-
 def test_the_number_of_classes_is_per_output() -> None:
     message = good()
     message.outputs.add(name="z").parameters["classification"].int64_param = 3
     message.outputs.add(name="y")
     assert decoded(message).response_spec.class_counts == (3, 0)
     assert decoded(good()).response_spec.class_counts == ()
+
+
+def with_texts(parameters: dict[str, str], *shape: int, datatype: str = "BYTES") -> pb.ModelInferRequest:
+    """A request with texts in the parameters of its input, as grpcurl makes it of JSON."""
+    given = {key: {"string_param": value} for key, value in parameters.items()}
+    tensor = {"name": "s", "datatype": datatype, "shape": list(shape), "parameters": given}
+    return json_format.ParseDict({"model_name": "m", "inputs": [tensor]}, pb.ModelInferRequest())
+
+
+@pytest.mark.parametrize("key", ["text", "text_0"])
+def test_one_text_in_a_parameter(key: str) -> None:
+    request = decoded(with_texts({key: f"caf{E_ACUTE}\0"}, 1), TEXTS)
+    assert request.tensors[0].data.tolist() == [f"caf{E_ACUTE}\0"]
+    assert (request.tensors[0].shape, request.tensors[0].dtype) == ((1,), np.dtype(object))
+    assert request.rows == 1
+    assert request.response_spec.typed
+
+
+def test_texts_are_in_the_order_of_their_numbers() -> None:
+    texts = {f"text_{number}": str(number) for number in reversed(range(12))}
+    (tensor,) = decoded(with_texts(texts, 12), TEXTS).tensors
+    assert tensor.data.tolist() == [str(number) for number in range(12)]
+    (tensor,) = decoded(with_texts(texts, 3, 4), signature(spec("s", "BYTES", "batch", 4))).tensors
+    assert tensor.data.tolist() == [[str(row * 4 + at) for at in range(4)] for row in range(3)]
+
+
+def test_other_parameters_are_ignored() -> None:
+    parameters = {"text": "a", "text_encoding": "utf-8", "texts": "b", "text_1b": "c", "content_type": "str"}
+    assert decoded(with_texts(parameters, 1), TEXTS).tensors[0].data.tolist() == ["a"]
+    parameters.pop("text")
+    assert "it has neither contents nor an entry" in refused(with_texts(parameters, 1), TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "shape", "expected"),
+    [
+        (["text", "text_0"], 2, "input 's' has the parameters text, text_0; give 'text' for one element, or 'text_0',"),
+        (["text_0", "text_2"], 2, "input 's' has the parameters text_0, text_2; give 'text'"),
+        (["text_00"], 1, "input 's' has the parameters text_00; give 'text'"),
+        (["text"], 2, "input 's' of model 'm': shape [2] takes 2 elements, got 1 in text parameters"),
+        (["text_0", "text_1"], 1, "shape [1] takes 1 elements, got 2 in text parameters"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_keys_that_do_not_fit_the_shape_are_refused(parameters: list[str], shape: int, expected: str) -> None:
+    assert expected in refused(with_texts(dict.fromkeys(parameters, "a"), shape), TEXTS)
+
+
+def test_text_is_for_bytes_only() -> None:
+    request = with_texts({"text": "5"}, 1, datatype="INT64")
+    expected = (
+        "input 's' of model 'm': text parameters are for BYTES only, and the datatype is INT64: use contents"
+    )
+    assert refused(request, signature(spec("s", "INT64", "batch"))) == expected

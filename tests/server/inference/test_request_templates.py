@@ -18,7 +18,7 @@ from tensorferry.server.inference.requests import request_templates
 from tensorferry.server.inference.requests.codec import decode_request
 from tensorferry.server.inference.requests.request_templates import RequestTemplate, RequestTemplateCache
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.wire.fields import encode_varint
 from tensorferry.server.wire.receiving import parse
 

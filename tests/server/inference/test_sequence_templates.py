@@ -14,7 +14,7 @@ from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.requests.codec import decode_request
 from tensorferry.server.inference.requests.request_templates import Match, RequestTemplateCache
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from support.server.rig import Array, Replies, fp32, infer, request, response_of, signature, spec
 
-from tensorferry.batcher import Batcher, Cancelled, DeadlineExceeded, QueueFull, Request, RequestTooLarge
+from tensorferry.batcher import Batcher, DeadlineExceeded, Request, RequestTooLarge
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import (
@@ -24,8 +23,9 @@ from tensorferry.server.errors import (
     StepFailedError,
 )
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
-from tensorferry.server.runtime.axes.empty_axes import EmptyAxes
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
+from tensorferry.server.runtime.axes import EmptyAxes
 from tensorferry.server.signature import Signature
 from tensorferry.server.status import status_of
 
@@ -102,14 +102,6 @@ def test_requests_share_a_batch_and_each_gets_its_own_rows(serve: Serve, runner:
     assert [batch["x"].shape[0] for batch in runner.batches] == [1, 5]
 
 
-def test_a_model_that_is_not_batched_runs_each_request_alone(serve: Serve, runner: ScriptedRunner) -> None:
-    service = serve(runner, 0)
-    replies = [submit(service, fp32(rows, 2))[1] for rows in (2, 3)]
-    runner.open()
-    assert [y(response_of(each.first())) for each in replies] == [(fp32(r, 2) * 2).tolist() for r in (2, 3)]
-    assert [batch["x"].shape for batch in runner.batches] == [(2, 2), (3, 2)]
-
-
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
@@ -127,47 +119,6 @@ def test_a_bad_request_is_completed_at_once_with_its_error(
     assert isinstance(error_of(replies), kind)
     call.cancel()
     assert len(replies.all) == 1
-
-
-def test_errors_carry_the_id_of_the_request(serve: Serve) -> None:
-    _, replies = submit(serve(lambda inputs: inputs), fp32(1, 1), id="seven", model="other")
-    assert replies.first().request_id == "seven"
-
-
-def test_a_cancelled_request_does_not_run_and_the_others_do(serve: Serve, runner: ScriptedRunner) -> None:
-    service = serve(runner)
-    running, first = submit(service, fp32(1, 1))
-    runner.await_batches(1)
-    calls = [submit(service, fp32(1, 1) + tag) for tag in range(3)]
-    calls[1][0].cancel()
-    assert isinstance(error_of(calls[1][1]), Cancelled)
-    running.cancel()
-    assert isinstance(error_of(first), Cancelled)
-    runner.open()
-    assert [y(response_of(calls[tag][1].first())) for tag in (0, 2)] == [[[0]], [[4]]]
-    assert runner.batches[1]["x"].tolist() == [[0], [2]]
-    for call, replies in calls:
-        call.cancel()
-        assert len(replies.all) == 1
-
-
-def test_a_request_whose_deadline_has_passed_is_refused(serve: Serve, runner: ScriptedRunner) -> None:
-    _, replies = submit(serve(runner), fp32(1, 1), deadline=time.monotonic() - 1)
-    assert isinstance(error_of(replies), DeadlineExceeded)
-    assert runner.batches == []
-
-
-def test_a_full_queue_refuses_and_says_when_to_retry(serve: Serve, runner: ScriptedRunner) -> None:
-    service = serve(runner, max_queue_size=2)
-    submit(service, fp32(1, 1))
-    runner.await_batches(1)
-    waiting = submit(service, fp32(2, 1))[1]
-    error = error_of(submit(service, fp32(1, 1))[1])
-    assert isinstance(error, QueueFull)
-    assert (status_of(error).retry_after or 0) > 0
-    assert isinstance(error_of(submit(service, fp32(3, 1))[1]), RequestTooLarge)
-    runner.open()
-    assert y(response_of(waiting.first())) == [[0], [2]]
 
 
 def test_very_many_rows_without_columns_are_refused(serve: Serve) -> None:
@@ -213,41 +164,6 @@ def test_the_earliest_of_the_deadlines_counts(
         error_of(submit(service, fp32(1, 1), deadline, parameters=parameters)[1]), DeadlineExceeded
     )
     assert not runner.batches
-
-
-def test_a_timeout_of_0_means_none(serve: Serve, runner: ScriptedRunner) -> None:
-    runner.open()
-    service = serve(runner, slo=60.0)
-    for parameters in (microseconds(0), microseconds(60_000_000), {}):
-        assert response_of(submit(service, fp32(1, 1), parameters=parameters)[1].first())
-
-
-def priority(value: int) -> dict[str, pb.InferParameter]:
-    return {"priority": pb.InferParameter(uint64_param=value), "explain": pb.InferParameter(bool_param=True)}
-
-
-@pytest.mark.parametrize(("wanted", "got"), [(1, 1), (3, 3), (0, 2), (4, 2)], ids=str)
-def test_a_request_names_its_class_and_an_unknown_class_means_the_default(
-    serve: Serve, wanted: int, got: int
-) -> None:
-    service = serve(lambda inputs: {"y": inputs["x"]}, priority_weights=(4, 2, 1), default_priority=2)
-    response = infer(service, request({"x": fp32(1, 1)}, parameters=priority(wanted)))
-    assert response.parameters["priority"].int64_param == got
-
-
-def test_a_draining_server_refuses_requests_and_finishes_accepted_ones(
-    serve: Serve, runner: ScriptedRunner
-) -> None:
-    service = serve(runner)
-    accepted = submit(service, fp32(1, 1))[1]
-    assert not service.draining
-    service.begin_drain()
-    assert service.draining
-    error = error_of(submit(service, fp32(1, 1))[1])
-    assert isinstance(error, NotReadyError)
-    assert "shutting down" in str(error)
-    runner.open()
-    assert y(response_of(accepted.first())) == [[0]]
 
 
 class ClosedByRequest(Batcher):
@@ -376,3 +292,18 @@ def test_a_runner_with_a_bug_is_an_internal_error_without_details(
     _, replies = submit(serve(run), fp32(2, 1))
     assert status_of(error_of(replies)).message == "internal error; the server's log has the details"
     assert len(replies.all) == 1
+
+
+def test_a_draining_server_refuses_requests_and_finishes_accepted_ones(
+    serve: Serve, runner: ScriptedRunner
+) -> None:
+    service = serve(runner)
+    accepted = submit(service, fp32(1, 1))[1]
+    assert not service.draining
+    service.begin_drain()
+    assert service.draining
+    error = error_of(submit(service, fp32(1, 1))[1])
+    assert isinstance(error, NotReadyError)
+    assert "shutting down" in str(error)
+    runner.open()
+    assert y(response_of(accepted.first())) == [[0]]

@@ -21,109 +21,7 @@ from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.inference import service
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.requests.unpacking import Unpacker
-from tensorferry.server.wire.compression import decompress
-
-
-class ManualExecutor(Executor):
-    """Executor whose work runs when the test calls `run`. Refuses work once it is not open."""
-
-    def __init__(self) -> None:
-        self.given: list[Callable[[], Any]] = []
-        self.is_open = True
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        if not self.is_open:
-            raise RuntimeError
-        self.given.append(fn)
-        return Future()
-
-    def run(self) -> None:
-        while self.given:
-            self.given.pop(0)()
-
-
-class Served(InferenceCall):
-    """A request that the service has, and how it was cancelled."""
-
-    def __init__(self) -> None:
-        self.cancellations: list[str] = []
-
-    def cancel(self) -> None:
-        self.cancellations.append("cancel")
-
-    def abandon(self) -> None:
-        self.cancellations.append("abandon")
-
-
-class Rig:
-    """An unpacker over a service that does nothing, or raises `error`."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.executor = ManualExecutor()
-        self.served: list[Served] = []
-        self.replies: list[InferenceReply] = []
-        self._error = error
-        self._unpacker = Unpacker(self._submit, self.executor)
-
-    def _submit(self, data: bytes, *arguments: Any, **options: Any) -> InferenceCall:
-        if self._error is not None:
-            raise self._error
-        self.served.append(Served())
-        return self.served[-1]
-
-    def submit(self) -> InferenceCall:
-        return self._unpacker.submit(b"", 0.0, self.replies.append, (), ANONYMOUS)
-
-
-def test_a_request_cancelled_before_is_not_served_and_answered_once() -> None:
-    rig = Rig()
-    call = rig.submit()
-    call.cancel()
-    call.abandon()
-    assert not rig.replies
-    rig.executor.run()
-    (reply,) = rig.replies
-    with pytest.raises(Cancelled):
-        reply.message()
-    assert not rig.served
-
-
-def test_a_request_cancelled_after_is_cancelled_in_the_service() -> None:
-    rig = Rig()
-    call = rig.submit()
-    rig.executor.run()
-    call.abandon()
-    call.cancel()
-    assert rig.served[0].cancellations == ["abandon", "cancel"]
-
-
-def test_a_request_cancelled_meanwhile_is_cancelled_in_the_service() -> None:
-    rig = Rig()
-
-    def submit(*arguments: Any, **options: Any) -> InferenceCall:
-        call.cancel()
-        return rig._submit(b"")
-
-    call = Unpacker(submit, rig.executor).submit(b"", 0.0, rig.replies.append, (), ANONYMOUS)
-    rig.executor.run()
-    assert rig.served[0].cancellations == ["cancel"]
-
-
-def test_an_unexpected_error_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig(ZeroDivisionError())
-    rig.submit()
-    rig.executor.run()
-    (reply,) = rig.replies
-    with pytest.raises(ZeroDivisionError):
-        reply.message()
-    assert "could not be served" in caplog.text
-
-
-def test_without_threads_a_request_is_served_at_once() -> None:
-    rig = Rig()
-    rig.executor.is_open = False
-    rig.submit()
-    assert len(rig.served) == 1
+from tensorferry.server.wire.receiving import decompress
 
 
 @pytest.fixture
@@ -183,3 +81,54 @@ def test_a_request_does_not_overtake_the_compressed_one_before_it(
         connection.await_answers([call])
         answers = map(pb.ModelStreamInferResponse.FromString, connection.answers[call].messages)
         assert [answer.infer_response.id for answer in answers] == ["a", "b"]
+
+
+class Held(Executor):
+    """Threads of which the test calls each piece of work; none once `closed`."""
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], Any]] = []
+        self.closed = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self.closed:
+            raise RuntimeError
+        self.work.append(fn)
+        return Future()
+
+
+def unpacked(
+    executor: Held, served: Callable[..., InferenceCall]
+) -> tuple[InferenceCall, list[InferenceReply]]:
+    replies: list[InferenceReply] = []
+    return Unpacker(served, executor).submit(b"", 0.0, replies.append, (), ANONYMOUS), replies
+
+
+def fail(*arguments: Any, **options: Any) -> InferenceCall:
+    raise ZeroDivisionError
+
+
+def test_a_request_cancelled_before_is_not_served_and_answered_once() -> None:
+    executor = Held()
+    call, replies = unpacked(executor, fail)
+    call.cancel()
+    call.abandon()
+    assert not replies
+    executor.work.pop()()
+    (reply,) = replies
+    with pytest.raises(Cancelled):
+        reply.message()
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_unexpected_error_is_answered_and_logged(caplog: pytest.LogCaptureFixture, closed: bool) -> None:
+    """Also if there are no threads any more, so that the request is served at once."""
+    executor = Held()
+    executor.closed = closed
+    _, replies = unpacked(executor, fail)
+    for work in executor.work:
+        work()
+    (reply,) = replies
+    with pytest.raises(ZeroDivisionError):
+        reply.message()
+    assert "could not be served" in caplog.text

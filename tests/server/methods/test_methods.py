@@ -12,7 +12,7 @@ from support.server.rig import PATIENCE, signature, spec
 from support.server.scripted_service import ServedTransport
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 
 METHODS = {
     method.name: method

@@ -14,7 +14,8 @@ from tensorferry.batcher import Batcher, DeadlineExceeded
 from tensorferry.batcher.testing import VirtualClock
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.methods.statistics import StatisticsMethods
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 
 Ready = Callable[..., Model]
 

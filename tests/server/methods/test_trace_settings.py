@@ -1,4 +1,4 @@
-"""TraceSetting: what it says of the operator's traces. tests/wire/test_trace_settings.py has the rest."""
+"""TraceSetting: what it says of the operator's traces. tests/wire/test_log_settings.py has the rest."""
 
 from __future__ import annotations
 

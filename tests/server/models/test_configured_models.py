@@ -13,7 +13,7 @@ from support.models import mixing, small
 from support.server.rig import PATIENCE, Array, Load
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.runtime.session import Session
 
 Build = Callable[[Path], Path]
@@ -162,7 +162,6 @@ def test_unsupported_fields_and_unknown_parameters_give_warnings(
             "which is no file name",
         ),
         ("max_batch_size: -1", "'max_batch_size' must be non-negative for m, got -1"),
-        ('name: "other"', "has the name 'other'; it must be 'm'"),
     ],
 )
 def test_invalid_configurations_are_refused(text: str, message: str, load: Load) -> None:

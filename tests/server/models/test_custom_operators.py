@@ -12,7 +12,7 @@ from support.models import custom_operator, small
 from support.server.rig import PATIENCE, Load, fp32
 
 from tensorferry.server.models.config_pbtxt.io_mapping import IoMapping
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.onnx.probes.empty_axes_probe import EmptyAxesProbe, ProbedModel
 from tensorferry.server.runtime.checks.check_cache import CheckCache
 from tensorferry.server.runtime.files.fp16 import convert_to_fp16

@@ -146,20 +146,6 @@ def test_ensembles_in_a_circle_are_refused(served: ServedRepository) -> None:
     assert served.ask().tolist() == (2 * fp32(2, 3)).tolist(), "the loaded version serves"
 
 
-def test_a_model_that_does_not_fit_any_more_stops_its_ensemble(served: ServedRepository) -> None:
-    served.write("e", config=CHAIN)
-    control = served.start("*")
-    served.write("second", lambda path: small.twice(path, dims=("batch", 4)))
-    control.load("second")
-    assert served.states()["e"] is UNAVAILABLE
-    assert "inconsistent shape" in served.reason()
-    with pytest.raises(NotReadyError):
-        served.ask()
-    served.write("second", small.twice)
-    control.load("second")
-    assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
-
-
 def test_no_step_keeps_a_state(served: ServedRepository) -> None:
     """It would begin a sequence with each request."""
     served.write("e", config=CHAIN)

@@ -58,16 +58,6 @@ def test_a_path_that_the_system_refuses_is_an_error_for_the_operator(load: Load)
         loader.load_model(source, LoadContext(ServerConfig((source,))))
 
 
-def test_a_model_that_mixes_rows_is_unbatched_and_the_log_says_why_and_what_to_do(
-    load: Load, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = load(small.softmax_over_rows)
-    assert model.max_batch_size == 0
-    assert model.batching.startswith("unbatched (Softmax share normalises over the batch axis)")
-    (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert warning.getMessage().endswith("(--batching trust batches it anyway)")
-
-
 def test_a_second_load_runs_one_row(load: Load, runs: list[int]) -> None:
     """What the first load found is cached: how it is batched, and what one row and two rows took."""
     first = load(small.twice, max_batch_size=8)
@@ -206,16 +196,6 @@ def test_a_load_that_fails_leaves_no_worker(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="'missing', which cannot be read"):
         loader.load_model(source, LoadContext(ServerConfig(())))
     assert not [thread for thread in threading.enumerate() if "leaves-none" in thread.name]
-
-
-def test_a_model_whose_trial_run_never_ends_is_refused(load: Load) -> None:
-    """ONNX Runtime ends it between two nodes, so that nothing is left."""
-    with pytest.raises(
-        StartError,
-        match=r"model 'named': a trial run of \S+\.onnx on x \[1, 3\] did not end within 0\.05 s, .*--run-timeout-seconds",
-    ):
-        load(small.endless, run_timeout=0.05)
-    until(loads_still_run, lambda runs: not runs)
 
 
 def test_a_trial_run_that_cannot_be_ended_is_left_and_named(

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-from unittest.mock import Mock
-
 import pytest
 from polling import until
 from support.models.controlled import ScriptedRepository, run_in_thread
 from support.server.rig import PATIENCE
 
-from tensorferry.batcher.supervision import RestartBackoff
-from tensorferry.batcher.testing import VirtualClock
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import (
@@ -21,24 +16,9 @@ from tensorferry.server.errors import (
     NotReadyError,
     StartError,
 )
-from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState
-from tensorferry.server.models.repository import repository_control
+from tensorferry.server.models.lifecycle.registry import ModelState
 
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
-
-
-def test_broken_models_fail_the_start_only_if_strict(repository: ScriptedRepository) -> None:
-    repository.add("a", "1", "broken")
-    repository.add("b", "1")
-    repository.add("c", "1", "broken")
-    with pytest.raises(StartError) as caught:
-        repository.start("*", mode="none")
-    for name, line in zip("ac", str(caught.value).splitlines(), strict=True):
-        assert f"load failed for model {name!r}: version 1 is at UNAVAILABLE state: " in line
-    repository.registry = ModelRegistry()
-    repository.start("*", mode="none", strict=False)
-    assert repository.states() == {"a": UNAVAILABLE, "b": READY, "c": UNAVAILABLE}
-    assert "is broken" in repository.registry.entries()[0].reason
 
 
 def test_a_missing_model_fails_the_start(repository: ScriptedRepository) -> None:
@@ -70,23 +50,6 @@ def test_only_new_versions_are_loaded(repository: ScriptedRepository) -> None:
     assert repository.serving() == "good", "not before it is asked for"
     control.load("m")
     assert repository.serving() == "better"
-
-
-def test_the_log_names_the_version_that_serves_and_what_it_replaces(
-    repository: ScriptedRepository, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    repository.add("m", "1")
-    control = repository.start("m")
-    assert "in place of" not in caplog.text
-    repository.add("m", "1", "better")
-    control.load("m")
-    repository.add("m", "2")
-    control.load("m")
-    assert [record.getMessage() for record in caplog.records if "in place of" in record.getMessage()] == [
-        "model m version 1 serves now, in place of its previous files",
-        "model m version 2 serves now, in place of version 1",
-    ]
 
 
 def test_a_broken_version_is_tried_again_on_request(repository: ScriptedRepository) -> None:
@@ -194,20 +157,3 @@ def test_polling_reports_an_unreadable_model_once(
     assert complaints_of_two_looks() == 0
     config.write_text("max_batch_size: many")
     assert complaints_of_two_looks() == 1
-
-
-def test_a_persistent_fault_restarts_the_thread_with_back_off(
-    repository: ScriptedRepository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    repository.add("m", "1")
-    clock = VirtualClock()
-    monkeypatch.setattr(repository_control, "RestartBackoff", partial(RestartBackoff, clock))
-    control = repository.start("m", mode="poll", poll_seconds=0.0)
-    monkeypatch.setattr(control, "_poll", fails := Mock(side_effect=MemoryError))
-    for count, seconds in enumerate((0.01, 0.02, 0.04), 1):
-        clock.await_sleepers(until=clock.now() + seconds)
-        assert fails.call_count == caplog.text.count("crashed (bug)") == count
-        clock.advance(seconds)
-    clock.await_sleepers()
-    assert repository.serving() == "good"
-    assert control.close(PATIENCE), "it waits for no pause"

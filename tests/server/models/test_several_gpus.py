@@ -21,7 +21,7 @@ from support.server.rig import PATIENCE, Array, Load, made_apps
 from tensorferry.server import app as app_module
 from tensorferry.server.app import App
 from tensorferry.server.config.option_groups.batching import PadLengths
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.onnx.loading import padding_check
 from tensorferry.server.onnx.loading.padding_check import padding_dependence
 from tensorferry.server.runtime import devices
@@ -74,20 +74,10 @@ def load(scripted: Devices, load: Load) -> Load:
     return on
 
 
-@pytest.mark.parametrize(
-    ("device", "config", "made"),
-    [
-        ("cuda:0,1", None, ["cuda:0", "cuda:1"]),
-        ("cuda:0,1", "instance_group { count: 2 }", ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]),
-        ("cuda:0,1", "instance_group { kind: KIND_GPU gpus: 1 }", ["cuda:1"]),
-    ],
-)
-def test_the_devices_of_sessions(
-    device: str, config: str | None, made: list[str], load: Load, scripted: Devices
-) -> None:
-    model = load(device, config)
-    assert [place for place, _ in scripted.made] == made
-    assert model.devices == tuple(made)
+def test_each_session_is_on_the_device_of_its_instance(load: Load, scripted: Devices) -> None:
+    model = load("cuda:0,1", "instance_group { count: 2 }")
+    assert [place for place, _ in scripted.made] == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+    assert model.devices == ("cuda:0", "cuda:0", "cuda:1", "cuda:1")
 
 
 @pytest.mark.parametrize(("tf32", "how"), [(True, "(tested)"), (False, "depends on other rows")])

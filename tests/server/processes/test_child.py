@@ -72,14 +72,6 @@ def test_how_it_ended(launch: Launch, argv: tuple[str, ...], status: ExitStatus)
     child.send("late", {})
 
 
-def test_it_inherits_files_and_variables(launch: Launch) -> None:
-    file = os.memfd_create("page")
-    os.pwrite(file, b"content", 0)
-    child = launch("inherit", str(file), "GPUS", inherited=[file], variables={"GPUS": "1"})
-    assert receive(child).fields == {"content": "content", "value": "1"}
-    os.close(file)
-
-
 def test_signals_are_blocked_until_the_child_ignores_them(launch: Launch) -> None:
     child = launch("hang")
     os.kill(child.pid, signal.SIGTERM)

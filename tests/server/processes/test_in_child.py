@@ -38,7 +38,7 @@ class Rig:
         os.close(self.writing)
         if hasattr(self, "thread"):
             self.thread.join(PATIENCE)
-        self.parent.close()
+        self.parent._channel.close()
 
 
 @pytest.fixture

@@ -55,17 +55,3 @@ def test_a_closed_stderr_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> Non
     for end in (reading, writing):
         os.close(end)
         SupervisorLog("text").handle(record("lost"))
-
-
-def test_configure(pipe: int) -> None:
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    root.handlers[:] = []
-    try:
-        log_output.configure("text", "warning")
-        logging.getLogger("tensorferry.server").info("not this")
-        logging.getLogger("tensorferry.server").warning("this")
-        assert os.read(pipe, 1000).endswith(b"WARNING this\n")
-    finally:
-        root.handlers[:] = before[0]
-        root.setLevel(before[1])

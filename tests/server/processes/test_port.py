@@ -77,14 +77,6 @@ def test_a_port_of_another_program_is_refused(stack: ExitStack, shares: bool) ->
             reserve(stack, host, number)
 
 
-def test_a_second_supervisor_is_refused(stack: ExitStack) -> None:
-    first = reserve(stack)
-    listener(stack, "127.0.0.1", first.port, shares=True)
-    for host in ("127.0.0.1", "localhost", "0.0.0.0"):
-        with pytest.raises(StartError, match="in use"):
-            reserve(stack, host, first.port)
-
-
 def test_a_port_with_connections_of_an_earlier_server_is_free(stack: ExitStack) -> None:
     with ExitStack() as earlier:
         sock = listener(earlier, "127.0.0.1", 0, shares=False)

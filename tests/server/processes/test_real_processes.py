@@ -160,21 +160,6 @@ def test_start_and_clean_end(run: Run, tmp_path: Path) -> None:
     assert "SIGINT received: draining for at most 30 s" in server.log
 
 
-def test_nothing_is_left_after_kill_9_of_the_supervisor(run: Run, tmp_path: Path) -> None:
-    server = run("2")
-    server.address()
-    event, _ = (server.event("server") for _ in range(2))
-    assert len(server.living()) == 3
-    # A child that is stopped could not notice a closed channel.
-    os.kill(event["pid"], signal.SIGSTOP)
-    server.signal(signal.SIGKILL)
-    until(server.living, lambda living: not living)
-    folder = Path(event["start"]["folder"])
-    assert folder.exists()
-    run("1").address()
-    assert not folder.exists()
-
-
 def test_orphans_are_reaped_beside_the_supervisors_own_children(run: Run) -> None:
     server = run("1", "leave-orphan")
     server.address()
@@ -192,16 +177,6 @@ def test_orphans_are_reaped_beside_the_supervisors_own_children(run: Run) -> Non
     assert server.log.count("ended: killed by SIGKILL") == 2
     server.signal(signal.SIGTERM)
     assert server.exit_status() == 0
-
-
-def test_a_signal_to_the_group_during_the_start_ends_no_child(run: Run) -> None:
-    server = run("1")
-    server.event("supervisor")
-    until(server.children)
-    os.killpg(server.process.pid, signal.SIGTERM)
-    assert server.exit_status() == 0
-    server.close()
-    assert "killed by" not in server.log
 
 
 def test_a_bug_of_the_supervisor_ends_everything(run: Run, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -52,20 +50,6 @@ def test_a_full_page_notes_no_more_until_a_request_ends(file: int, page: Running
     assert len(read_page(file)[1]) == running_page._SLOTS
     page.end(places[5])
     assert page.begin(running(running_page._SLOTS)) == places[5]
-
-
-def test_the_page_of_a_killed_process_is_readable_and_can_be_cleared(file: int) -> None:
-    program = (
-        "import os, signal, sys\n"
-        "from tensorferry.server.processes.running_page import Running, RunningPage\n"
-        "page = RunningPage(int(sys.argv[1]))\n"
-        "page.begin(Running(b'owner of', b'digest of 16 by.', True))\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", program, str(file)], pass_fds=[file]).returncode == -9
-    assert read_page(file) == (False, [Running(b"owner of", b"digest of 16 by.", True)])
-    running_page.clear_page(file)
-    assert read_page(file) == (False, [])
 
 
 @pytest.mark.parametrize("size", [0, 1 << 20])

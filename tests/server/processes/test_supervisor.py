@@ -23,7 +23,6 @@ Caplog = pytest.LogCaptureFixture
 
 DRAIN: tuple[str, dict[str, Any]] = ("drain", {})
 MARKED = Running(b"owner___", b"a mark of 16 by.", tried=False)
-TRIED = Running(b"owner___", b"a digest of all.", tried=True)
 
 
 @pytest.fixture
@@ -209,16 +208,6 @@ class TestDrain:
         supervision.wait(2)
         assert supervision.exit_status == 128 + signal.SIGINT
 
-    def test_no_process_is_replaced(self, make: Make, caplog: Caplog) -> None:
-        supervision = make().ready()
-        supervision.end(0, KILLED)
-        supervision.supervisor.on_signal(signal.SIGTERM)
-        supervision.wait(1)
-        assert supervision.alive() == [1]
-        supervision.end(1, CRASHED)
-        assert supervision.exit_status == 0
-        assert "server 1 (process 2) ended: killed by SIGSEGV" in caplog.text
-
 
 class TestReplacing:
     def replaced(self, supervision: Supervision, index: int) -> None:
@@ -280,14 +269,6 @@ class TestReplacing:
         assert not supervision.child(0).take()
         assert "SIGHUP received: nothing is replaced" in caplog.text
 
-    def test_a_drain_ends_the_replacing(self, make: Make) -> None:
-        supervision = make().ready()
-        supervision.supervisor.on_signal(signal.SIGHUP)
-        supervision.supervisor.on_signal(signal.SIGTERM)
-        for index in range(2):
-            supervision.end(index, CLEAN)
-        assert supervision.exit_status == 0
-
 
 class TestCrashes:
     def test_the_marks_of_what_ran_are_sent_to_all_and_to_later_processes(self, make: Make) -> None:
@@ -305,14 +286,6 @@ class TestCrashes:
         supervision.wait(0)
         assert supervision.child(0).kinds() == ["start"]
         assert not supervision.child(1).take()
-
-    def test_a_request_that_was_tried_alone_is_refused(self, make: Make, caplog: Caplog) -> None:
-        supervision = make().ready()
-        supervision.note_running(0, [TRIED])
-        supervision.end(0, CRASHED)
-        ((_, findings),) = supervision.child(1).take()
-        assert findings["refused"] == TRIED.digest.hex()
-        assert f"server 0 ended while it tried one request alone (hash {TRIED.digest.hex()})" in caplog.text
 
     def test_a_client_that_is_refused_for_longer_than_requests_is_known_to_later_processes(
         self, make: Make

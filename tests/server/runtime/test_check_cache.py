@@ -7,11 +7,36 @@ import os
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
+from polling import until
+from support.models import small
 
 from tensorferry.server.runtime.checks import check_cache as module
 from tensorferry.server.runtime.checks.check_cache import CheckCache
 from tensorferry.server.runtime.ort_options import OrtOptions
+
+
+@pytest.mark.parametrize("changed", ["m.onnx", "weights.bin"])
+def test_a_result_of_a_file_that_changed_meanwhile_is_neither_stored_nor_returned(
+    tmp_path: Path, check_cache: Path, changed: str
+) -> None:
+    """Of the model, or of its external data."""
+    path = small.wide(tmp_path / "m.onnx", 64)
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    before = CheckCache(path, OrtOptions(), ["cpu"])
+    before.put("kind", "conditions", 1)
+    assert before.get("kind", "conditions") == 1
+
+    def has_no_result() -> bool:
+        # Again and again, because the clock of files may be some milliseconds late.
+        with (tmp_path / changed).open("r+b") as file:
+            file.write(b"\x01\x02")
+        return before.get("kind", "conditions") is None
+
+    until(has_no_result)
+    before.put("other", "conditions", 1)
+    assert not (check_cache / "other").exists()
 
 
 def test_a_file_that_is_emptied_while_it_is_read_has_no_result(

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import math
 
+from tensorferry.batcher.testing import VirtualClock
 from tensorferry.server.runtime.checks.load_budget import _LEAST_SECONDS, LoadBudget
 
 
-class HandClock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_fast_model_has_a_second() -> None:
-    clock = HandClock()
-    budget = LoadBudget(_LEAST_SECONDS, clock)
+    clock = VirtualClock()
+    budget = LoadBudget(_LEAST_SECONDS, clock.now)
     assert budget.allows(10**6), "the time of a row is unknown"
     budget.row_took(0.001)
     assert budget.allows(1000)
     assert not budget.allows(1001)
-    clock.now += 0.5
+    clock.advance(0.5)
     assert budget.used() == 0.5
     assert budget.allows(500)
     assert not budget.allows(501)
 
 
 def test_a_slow_model_has_the_time_of_ten_rows() -> None:
-    clock = HandClock()
-    budget = LoadBudget(_LEAST_SECONDS, clock)
+    clock = VirtualClock()
+    budget = LoadBudget(_LEAST_SECONDS, clock.now)
     for took in (9.0, 3.0, 4.0):
         budget.row_took(took)
-    clock.now += 16.0
+    clock.advance(16.0)
     assert budget.allows(4)
     assert not budget.allows(5)
     assert not budget.allows(1, needed=False), "what is not needed has a second"

@@ -40,27 +40,9 @@ def test_arrays_of_every_datatype_and_size_are_unchanged(name: str, tmp_path: Pa
         assert out.tolist() == x.tolist() if name == "BYTES" else out.tobytes() == x.tobytes()
 
 
-def test_read_only_inputs_are_accepted(tmp_path: Path) -> None:
-    session = Session(small.twice(tmp_path / "m.onnx"))
-    x = np.frombuffer(fp32(2, 3).tobytes(), np.float32).reshape(2, 3)
-    assert session.run({"x": x})["y"].tolist() == (fp32(2, 3) * 2).tolist()
-
-
-def test_outputs_belong_to_the_caller(tmp_path: Path) -> None:
-    session = Session(small.twice(tmp_path / "m.onnx"))
-    first = session.run({"x": fp32(2, 3)})["y"]
-    session.run({"x": fp32(2, 3) + 50})
-    assert first.tolist() == (fp32(2, 3) * 2).tolist()
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (None, "no such file"),
-        (b"", "ONNX Runtime cannot load it"),
-        (b"no model at all", "ONNX Runtime cannot load it: .*Protobuf parsing failed"),
-        (b"\x08\x09", "ONNX Runtime cannot load it"),
-    ],
+    [(None, "no such file"), (b"no model at all", "ONNX Runtime cannot load it: .*Protobuf parsing failed")],
 )
 def test_invalid_files_are_errors(content: bytes | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"

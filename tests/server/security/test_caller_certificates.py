@@ -8,13 +8,16 @@ from pathlib import Path
 import grpc
 import pytest
 from cryptography import x509
+from hypothesis import given
+from hypothesis import strategies as st
 from support.server.certificates import LOCAL, KeyPair, authority, issue
-from support.server.rig import Make, fp32, request
+from support.server.rig import Make, fp32, reproducible, request
 from support.server.tokens import DENIED, METHODS, OK, TOKENS, UNAUTHENTICATED, bearer, outcome
 
 from tensorferry.server.app import App
 from tensorferry.server.errors import UnauthenticatedError
 from tensorferry.server.security.access_control import AccessControl, ClientCertificate
+from tensorferry.server.security.certificate_names import has_nul_in_name
 
 pytestmark = pytest.mark.usefixtures("reload_on_every_call")
 
@@ -120,3 +123,23 @@ def test_a_certificate_identifies_the_client_even_if_none_is_required() -> None:
     cut_off = ClientCertificate("x509_common_name", (b"a",), issue(signer, "a\0b").pem)
     with pytest.raises(UnauthenticatedError, match="has a NUL character"):
         access.admit("infer", (), lambda: "ipv4:1.2.3.4:5", lambda: cut_off)
+
+
+SIGNER = authority()
+
+
+@reproducible
+@given(st.integers(0, 400), st.binary(min_size=1, max_size=4))
+def test_a_damaged_certificate_raises_nothing(at: int, other: bytes) -> None:
+    pem = SIGNER.pem
+    assert has_nul_in_name(pem[:at] + other + pem[at + len(other) :]) in (True, False)
+
+
+NOTHING_SIGNED = b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----"
+
+
+@pytest.mark.parametrize(
+    "pem", [SIGNER.pem[:100], SIGNER.key_pem, NOTHING_SIGNED], ids=["cut", "key", "empty sequence"]
+)
+def test_content_that_is_no_certificate_counts_as_a_name_with_a_nul(pem: bytes) -> None:
+    assert has_nul_in_name(pem)

@@ -25,14 +25,6 @@ def clock_ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return ahead
 
 
-def test_only_the_first_check_reports_unchanged_files(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_text("1")
-    watched = FileWatch([path])
-    assert watched.changed()
-    assert not watched.changed()
-
-
 def test_a_replaced_file_of_equal_size_and_times_is_reported(tmp_path: Path) -> None:
     path, other = tmp_path / "a", tmp_path / "b"
     path.write_text("1")

@@ -38,28 +38,26 @@ print(counts[-1])
 """
 
 
-def page_faults(**variables: str) -> int:
+def printed(program: str, **variables: str) -> list[int]:
+    """Return the numbers that a program prints."""
     kept = {
         name: value for name, value in environment().items() if not name.startswith(("MALLOC_", "GLIBC_"))
     }
-    ran = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
-        env={**kept, **variables},
-        capture_output=True,
-        check=True,
-        timeout=60,
-    )
-    return int(ran.stdout)
+    command, env = [sys.executable, "-c", program], {**kept, **variables}
+    ran = subprocess.run(command, env=env, capture_output=True, check=True, timeout=60)
+    return [int(word) for word in ran.stdout.split()]
 
 
 def test_a_buffer_of_a_large_message_is_used_again() -> None:
     """On another thread too."""
-    assert page_faults() < _PAGES_OF_A_BUFFER
+    (faults,) = printed(_PROGRAM)
+    assert faults < _PAGES_OF_A_BUFFER
 
 
 def test_the_users_own_settings_are_kept() -> None:
     # Every buffer of this size is mapped for itself.
-    assert page_faults(MALLOC_MMAP_THRESHOLD_="1048576") >= 8 * _PAGES_OF_A_BUFFER
+    (faults,) = printed(_PROGRAM, MALLOC_MMAP_THRESHOLD_="1048576")
+    assert faults >= 8 * _PAGES_OF_A_BUFFER
 
 
 _BURST = """
@@ -87,13 +85,7 @@ print(*readings)
 
 
 def test_the_memory_of_a_burst_is_given_back_when_it_was_not_needed_for_a_while() -> None:
-    kept = {
-        name: value for name, value in environment().items() if not name.startswith(("MALLOC_", "GLIBC_"))
-    }
-    ran = subprocess.run(
-        [sys.executable, "-c", _BURST], env=kept, capture_output=True, check=True, timeout=60
-    )
-    *before, after = map(int, ran.stdout.split())
+    *before, after = printed(_BURST)
     assert min(before) > 300
     assert after < 100
 

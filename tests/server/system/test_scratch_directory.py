@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.models.repository.uploaded_files import UploadedFiles
+from tensorferry.server.models.repository.model_updates import UploadedFiles
 from tensorferry.server.system.scratch_directory import ScratchDirectory, remove_abandoned
 
 _OTHER_PROCESS = """
 import sys
 sys.path[:0] = {path!r}
-from tensorferry.server.models.repository.uploaded_files import UploadedFiles
+from tensorferry.server.models.repository.model_updates import UploadedFiles
 files = UploadedFiles("m", {{"1/model.onnx": b"uploaded"}})
 print(files.directory, flush=True)
 sys.stdin.read()

@@ -14,7 +14,7 @@ from support.server.rig import PATIENCE
 from support.server.scripted_service import ServedTransport, failure, opened, success
 
 from tensorferry.batcher import QueueFull
-from tensorferry.server.inference.early_rejection import EarlyRejection
+from tensorferry.server.inference.service import EarlyRejection
 from tensorferry.server.status import Status
 from tensorferry.server.transport.call_admission import Refusal
 from tensorferry.server.transport.inline_schedule import InlineSchedule

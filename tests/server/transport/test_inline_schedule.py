@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tensorferry.server.inference.interface import MAX_INLINE_SECONDS
+from tensorferry.server.inference.reply import MAX_INLINE_SECONDS
 from tensorferry.server.transport import inline_schedule
 from tensorferry.server.transport.inline_schedule import InlineSchedule
 

@@ -13,7 +13,7 @@ from support.server.scripted_service import ServedTransport
 from tensorferry.batcher import QueueFull
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.reply import InferenceCall
-from tensorferry.server.inference.stream_options import StreamOptions
+from tensorferry.server.inference.responses.stream_responses import StreamOptions
 from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.threaded_stream import ResponseStream
 

@@ -13,7 +13,7 @@ from support.server.scripted_service import ScriptedService, ServedTransport, su
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.reply import InferenceCall
-from tensorferry.server.inference.stream_options import StreamOptions
+from tensorferry.server.inference.responses.stream_responses import StreamOptions
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.threaded_stream import ResponseStream

@@ -9,7 +9,7 @@ import pytest
 from support.server.scripted_service import success
 
 from tensorferry.server.inference.reply import BuiltReply, InferenceCall
-from tensorferry.server.inference.stream_options import STREAM_SHUTTING_DOWN, StreamOptions
+from tensorferry.server.inference.responses.stream_responses import STREAM_SHUTTING_DOWN, StreamOptions
 from tensorferry.server.status import Status
 from tensorferry.server.transport.stream_state import StreamEnd, StreamEntry, StreamState
 

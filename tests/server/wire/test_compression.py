@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from tensorferry.server.errors import InvalidRequestError, LimitError
-from tensorferry.server.wire.compression import ALWAYS_ALLOWED_BYTES, MAX_RATIO, decompress
+from tensorferry.server.wire.receiving import ALWAYS_ALLOWED_BYTES, MAX_RATIO, decompress
 
 MAX_BYTES = 64 << 20
 COMPRESSIONS = pytest.mark.parametrize("compress", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])

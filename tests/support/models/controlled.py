@@ -15,7 +15,7 @@ from tensorferry.batcher import Batcher
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import StartError
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 
 
 class ScriptedRepository(ServedRepository):

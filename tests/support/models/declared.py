@@ -10,7 +10,8 @@ from typing import Any
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.python.steps.stage_function import CallsOfBatch, no_calls
 
 Load = Callable[..., Model]

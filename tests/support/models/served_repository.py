@@ -15,7 +15,8 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry, ModelState
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState
 from tensorferry.server.models.repository.repository import Repository
 from tensorferry.server.models.repository.repository_control import RepositoryController
 from tensorferry.server.signature import Signature

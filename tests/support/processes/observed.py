@@ -31,10 +31,28 @@ class Held:
 
 
 def children(parent: int) -> list[int]:
-    """Return the children of a process, also those that have ended and are not reaped."""
+    """Return the children of a process's main thread, also those that are not reaped.
+
+    So without what other threads have started and await, such as probes of a model, which may end at any moment.
+    """
+    return _children_of_thread(parent, parent)
+
+
+def own_children() -> set[int]:
+    """Return the children of all threads of this process.
+
+    Compare two of them by subtraction, because other tests of the process may have children that live on, such as
+    multiprocessing's resource tracker.
+    """
+    threads = map(int, os.listdir("/proc/self/task"))
+    return {child for thread in threads for child in _children_of_thread(os.getpid(), thread)}
+
+
+def _children_of_thread(process: int, thread: int) -> list[int]:
     try:
-        return [int(child) for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
-    except FileNotFoundError:
+        return [int(child) for child in Path(f"/proc/{process}/task/{thread}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        # It has ended. What it had started is now another thread's, if the process lives.
         return []
 
 

@@ -17,8 +17,6 @@ match sys.argv[2:]:
     case ["read"]:
         while (message := parent.receive()) is not None:
             parent.send(*message)
-    case ["inherit", fd, variable]:
-        parent.send("inherited", {"content": os.read(int(fd), 100).decode(), "value": os.environ[variable]})
     case ["hang"]:
         parent.send("here")
         signal.pause()

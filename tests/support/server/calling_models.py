@@ -16,10 +16,11 @@ from tensorferry.server.inference.calls.model_calls import ModelCalls
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.observability.tracing.trace import Tracer
 from tensorferry.server.python.steps.named_model import ModelReference
-from tensorferry.server.runtime.axes.empty_axes import EmptyAxes
+from tensorferry.server.runtime.axes import EmptyAxes
 from tensorferry.server.signature import Signature
 from tensorferry.serving import submit
 

@@ -11,7 +11,7 @@ from support.server.rig import signature, spec
 
 from tensorferry.batcher import Batcher, Pipeline, Stage
 from tensorferry.batcher.testing import ScriptedRunner
-from tensorferry.server.models.lifecycle.registry import Model, ModelStep
+from tensorferry.server.models.lifecycle.model import Model, ModelStep
 from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.python.steps.stage_function import StageFunction, StageStep, StepTimes
 

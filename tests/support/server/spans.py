@@ -17,9 +17,9 @@ from support.server.scripted_service import ServedTransport
 from tensorferry.batcher import Batcher, ModelFunction
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.observability.tracing.otel import OpenTelemetrySource
-from tensorferry.server.observability.tracing.otel_sampling import sampler_of
+from tensorferry.server.observability.tracing.otel_export import sampler_of
 from tensorferry.server.observability.tracing.trace import Tracer
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tensorferry.batcher import QueueFull
-from tensorferry.serving import FP32, STRING, InvalidInput, infer, model, pipeline, submit
+from tensorferry.serving import FP32, STRING, infer, model, pipeline, submit
 
 _X = {"x": FP32[-1]}
 _Y = {"y": FP32[-1]}
@@ -92,18 +92,6 @@ class Broken:
     def __call__(self, x: Any) -> Any: ...
 
 
-@model(inputs=_X, outputs=_Y, name="mortal")
-class Mortal:
-    """Its process dies at its start as long as the file of the environment variable exists."""
-
-    def __init__(self) -> None:
-        if os.path.exists(os.environ["MORTAL"]):
-            os._exit(7)
-
-    def __call__(self, x: Any) -> Any:
-        os._exit(8)
-
-
 @model(inputs=_X, outputs=_Y, name="parameters")
 def wrong_parameters(a: Any, b: Any) -> Any: ...
 
@@ -119,8 +107,6 @@ def act(command: Any) -> Any:
             print(rest, flush=True)
         case "raise":
             raise ValueError(rest)
-        case "refuse":
-            raise InvalidInput(rest)
         case "untold":
             raise Untold
         case "exhaust":
@@ -152,9 +138,6 @@ def act(command: Any) -> Any:
         case "hang_in_native_code":
             Path(rest).touch()
             re.match("(a+)+$", "a" * 60 + "b")
-        case "interrupt":
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGINT)
     return np.full(len(command), os.getpid())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from polling import until
 from support.wire.provoking import Provoked, Served
 from support.wire.rig import PATIENCE
 
@@ -26,6 +27,12 @@ def load(served: Served, name: str) -> Any:
     )
 
 
+def state_of(served: Served, name: str) -> Any:
+    index = served.control.RepositoryIndex(pb.RepositoryIndexRequest(), timeout=PATIENCE)
+    (state,) = (model.state for model in index.models if model.name == name)
+    return state
+
+
 def while_loading(case: str, version: str) -> None:
     @when(case)
     def _(served: Served) -> Any:
@@ -42,6 +49,8 @@ def while_loading(case: str, version: str) -> None:
             served.control.RepositoryModelUnload(
                 pb.RepositoryModelUnloadRequest(model_name=name), timeout=PATIENCE
             )
+            # The answer comes before the end of the model.
+            until(lambda: state_of(served, name) == "UNAVAILABLE")
 
 
 while_loading("the model is loading", "1")

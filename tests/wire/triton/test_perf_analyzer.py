@@ -134,14 +134,6 @@ def test_windows_by_request_count_and_a_csv_report(
         assert int(row[column]) >= 0
 
 
-def test_a_rate_of_requests(server: ServerProcess) -> None:
-    ended = perf_analyzer(
-        server, "echo-FP32", "--request-rate-range", "100", "--request-distribution", "poisson"
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "Request Rate: 100" in ended.stdout
-
-
 @pytest.mark.parametrize("mode", ["sync", "stream-async", "http"])
 def test_tensors_in_shared_memory(server: ServerProcess, mode: str) -> None:
     ended = perf_analyzer(
@@ -149,9 +141,3 @@ def test_tensors_in_shared_memory(server: ServerProcess, mode: str) -> None:
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert count(ended.stdout, "Request count") > 0
-
-
-def test_an_unknown_model_is_reported(server: ServerProcess) -> None:
-    ended = perf_analyzer(server, "nobody", "--concurrency-range", "1")
-    assert ended.returncode != 0
-    assert "unknown model: 'nobody'" in ended.stdout + ended.stderr

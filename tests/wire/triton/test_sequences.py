@@ -34,17 +34,6 @@ def inputs(x: float, kind: Callable[..., Any] = triton.InferInput) -> list[Any]:
     return [made]
 
 
-@pytest.mark.parametrize("number", [3, "a name"])
-def test_unary_calls(client: triton.InferenceServerClient, number: int | str) -> None:
-    def infer(x: float, **flags: bool) -> float:
-        result = client.infer("sums", inputs(x), sequence_id=number, **flags)
-        return float(result.as_numpy("y")[0, 0])
-
-    assert [infer(1, sequence_start=True), infer(2), infer(3, sequence_end=True)] == [-1, -3, -6]
-    with pytest.raises(triton.InferenceServerException, match="has ended with its last request"):
-        infer(1)
-
-
 def test_a_stream(client: triton.InferenceServerClient) -> None:
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     client.start_stream(lambda result, error: answers.put(error or result.as_numpy("y")[0, 0]))

@@ -8,23 +8,50 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import BatchFailed, DeadlineExceeded, InstanceFailed, OutOfMemory, RunTimedOut
 from tensorferry.batcher.execution.collate import join, split
-from tensorferry.batcher.execution.completion import TOO_LATE, already_completed
-from tensorferry.batcher.execution.context import ExecutionContext
+from tensorferry.batcher.execution.completion import TOO_LATE, RequestCompleter, already_completed
 from tensorferry.batcher.execution.model_functions import BatchAware, ModelFunction, StagedModel
 from tensorferry.batcher.execution.splitting import cut, join_outputs
-from tensorferry.batcher.policy.prefixes import take_prefix
+from tensorferry.batcher.policy.class_queue import take_prefix
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, BatchRun, Request
+from tensorferry.batcher.settings import BatcherSettings
+from tensorferry.batcher.statistics.counters import Counters
+from tensorferry.batcher.statistics.recent_batches import RecentBatches
 
 _new = tuple.__new__
 
 
 class NotRun(InstanceFailed):
     """Error of a batch that was not run at all, because its instance had failed before."""
+
+
+# Called with an instance's index when a worker of it crashed: with the reason, and whether only a restart of the process
+# can help; and with None as the reason when it works again.
+InstanceHealthCallback = Callable[[int, str | None, bool], None]
+
+# Called with the requests of a batch, or of a part that runs again, before they are joined and run. Must not raise or block.
+BatchStartCallback = Callable[[Sequence[Request]], Callable[[], None] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionContext:
+    """Objects shared by the workers of one batcher. `name` is the batcher's, for log lines and thread names."""
+
+    settings: BatcherSettings
+    queue: RequestQueue
+    completer: RequestCompleter
+    counters: Counters
+    recent: RecentBatches
+    clock: Clock
+    name: str
+    health: InstanceHealthCallback
+    batch_started: BatchStartCallback | None
 
 
 class BatchExecutor:

@@ -8,8 +8,7 @@ import threading
 
 from tensorferry.batcher.errors import BatcherError, InstanceFailed
 from tensorferry.batcher.execution.completion import INTERNAL, already_completed
-from tensorferry.batcher.execution.context import ExecutionContext
-from tensorferry.batcher.execution.executor import BatchExecutor
+from tensorferry.batcher.execution.executor import BatchExecutor, ExecutionContext
 from tensorferry.batcher.request import BatchAssignment, Recover
 from tensorferry.batcher.supervision import DoublingPause, supervise
 

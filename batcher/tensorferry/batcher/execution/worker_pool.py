@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from tensorferry.batcher.errors import InstanceFailed, RunTimedOut
-from tensorferry.batcher.execution.context import ExecutionContext
-from tensorferry.batcher.execution.executor import BatchExecutor
+from tensorferry.batcher.execution.executor import BatchExecutor, ExecutionContext
 from tensorferry.batcher.execution.model_functions import ModelFunction
 from tensorferry.batcher.execution.worker import Worker
 from tensorferry.batcher.supervision import supervise

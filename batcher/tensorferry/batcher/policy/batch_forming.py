@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from tensorferry.batcher.policy.class_queue import ClassQueue
+from tensorferry.batcher.policy.class_queue import ClassQueue, take_prefix, take_prefix_that_fits, total_rows
 from tensorferry.batcher.policy.load_shedding import ArrivalDemand, KeptAndShed, rate_rule
-from tensorferry.batcher.policy.prefixes import take_prefix, take_prefix_that_fits, total_rows
 from tensorferry.batcher.policy.protocols import BatchTimes
 from tensorferry.batcher.request import Request
 

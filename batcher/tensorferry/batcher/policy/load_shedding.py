@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from tensorferry.batcher.policy.prefixes import take_prefix, total_rows
+from tensorferry.batcher.policy.class_queue import take_prefix, total_rows
 from tensorferry.batcher.policy.protocols import BatchTimes
 from tensorferry.batcher.request import Request
 

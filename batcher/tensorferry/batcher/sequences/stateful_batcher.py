@@ -209,11 +209,12 @@ class StatefulBatcher(Batcher):
         )
         try:
             controls = [control.value(tag) for control in self._controls]
+            all_names = self._names_with_states(request.names)
         except ValueError as error:
             raise self._rejected(request, InvalidRequest(str(error))) from None
         tensors = tuple(map(tensor_of, (*states, *controls)))
         request.tensors += tensors
-        request.names = self._names_with_states(request.names)
+        request.names = all_names
         request.nbytes += state_bytes(states)
         if any(state.shape != initial.shape for state, initial in zip(states, self._initial, strict=True)):
             # States of other shapes cannot be joined with those of others.

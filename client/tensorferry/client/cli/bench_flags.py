@@ -10,7 +10,7 @@ from typing import TypeVar
 from tensorferry.client.cli.array_files import read_archive, read_array
 from tensorferry.client.cli.infer import parameter
 from tensorferry.client.cli.inputs import dimensions
-from tensorferry.client.cli.parser import CommandParser
+from tensorferry.client.cli.parser import CommandParser, seconds, whole
 from tensorferry.client.cli.server_flags import (
     SERVER_HELP,
     add_connection_flags,
@@ -89,16 +89,16 @@ def bench_parser() -> CommandParser:
     add("--trace", metavar="FILE", type=Path)
     add("--find-rate", metavar="CONDITION", type=_read(condition))
     add("--arrivals", choices=("poisson", "constant"))
-    add("--duration", metavar="SECONDS", type=_seconds(0.1, _MOST_SECONDS))
-    add("--requests", metavar="N", type=_whole(1, 1_000_000_000))
-    add("--warmup", metavar="SECONDS", type=_seconds(0.0, _MOST_SECONDS))
-    add("--timeout", metavar="SECONDS", type=_seconds(0.001, _MOST_TIMEOUT), default=10.0)
+    add("--duration", metavar="SECONDS", type=seconds(0.1, _MOST_SECONDS))
+    add("--requests", metavar="N", type=whole(1, 1_000_000_000))
+    add("--warmup", metavar="SECONDS", type=seconds(0.0, _MOST_SECONDS))
+    add("--timeout", metavar="SECONDS", type=seconds(0.001, _MOST_TIMEOUT), default=10.0)
     add("--stream", action="store_true")
-    add("--processes", metavar="N", type=_whole(1, 256))
-    add("--connections", metavar="N", type=_whole(1, 1024))
-    add("--seed", metavar="N", type=_whole(0, 2**32), default=1)
+    add("--processes", metavar="N", type=whole(1, 256))
+    add("--connections", metavar="N", type=whole(1, 1024))
+    add("--seed", metavar="N", type=whole(0, 2**32), default=1)
     add = parser.flags("requests", _HELP)
-    add("--rows", metavar="N", type=_whole(1, 1_000_000), default=1)
+    add("--rows", metavar="N", type=whole(1, 1_000_000), default=1)
     add("--input", metavar="[NAME=]FILE", action="extend", type=_arrays, default=[])
     add("--shape", metavar="[NAME:]DIMS", action="append", type=dimensions, default=[])
     add("--parameter", metavar="NAME=VALUE", action="append", type=parameter, default=[])
@@ -203,28 +203,6 @@ def _output(text: str) -> Path:
     if not path.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{str(path.parent)!r} is no directory: make it first")
     return path
-
-
-def _seconds(least: float, most: float) -> Callable[[str], float]:
-    def seconds(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"expected seconds from {least:g} to {most:g}, got {text!r}")
-        return value
-
-    return seconds
-
-
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def whole(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {text!r}")
-        return int(text)
-
-    return whole
 
 
 def _arrays(text: str) -> list[tuple[str, Array]]:

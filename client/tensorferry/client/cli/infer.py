@@ -20,7 +20,7 @@ from tensorferry.client.cli.inputs import (
     shapes_of,
     without_inputs,
 )
-from tensorferry.client.cli.parser import CommandParser
+from tensorferry.client.cli.parser import CommandParser, whole
 from tensorferry.client.cli.server_flags import add_model, call_server, pair, server_parser, unique
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.messages.classification import Classification
@@ -60,6 +60,8 @@ per element in row-major order. Characters other than letters, digits, '.', '_' 
     "--format": """table: for people, long arrays shortened; json: the protocol's JSON form on one line, complete
 (default: %(default)s)""",
 }
+
+_count = whole(0, 10**18)
 
 # Python's own int() and float() also take "2024_11" and "nan", which may be names.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -206,12 +208,6 @@ def _classes(text: str) -> tuple[str, Classification]:
         return name, Classification(_count(number))
     except InvalidInput:
         raise argparse.ArgumentTypeError(f"expected NAME=N with N of at least 1, got {text!r}") from None
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise argparse.ArgumentTypeError(f"expected an integer that is not negative, got {text!r}")
-    return int(text)
 
 
 def parameter(text: str) -> tuple[str, Parameter]:

@@ -47,3 +47,29 @@ class CommandParser(argparse.ArgumentParser):
         known = [name for action in self._actions for name in action.option_strings]
         near = [name for name in known if name.startswith(flag)] or get_close_matches(flag, known, 1)
         return f"unknown flag {flag}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def seconds(least: float, most: float) -> Callable[[str], float]:
+    """Return the type of an option that takes seconds within bounds."""
+
+    def checked(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"expected seconds from {least:g} to {most:g}, got {text!r}")
+        return value
+
+    return checked
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """Return the type of an option that takes a whole number within bounds."""
+
+    def checked(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {text!r}")
+        return int(text)
+
+    return checked

@@ -21,7 +21,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
-from tensorferry.client.cli.parser import INTERRUPTED, CommandParser
+from tensorferry.client.cli.parser import INTERRUPTED, CommandParser, seconds
 from tensorferry.client.cli.top_view import StatusSamples, lines_of
 from tensorferry.client.messages.printable import one_line
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--target", metavar="HOST:PORT", help=same)
     parser.add_argument("--model", metavar="NAME", help="show this model alone")
     between = "time between two samples (default: 1)"
-    parser.add_argument("--interval", metavar="SECONDS", type=_interval, default=1.0, help=between)
+    parser.add_argument("--interval", metavar="SECONDS", type=seconds(0.1, 3600), default=1.0, help=between)
     plain = "take two samples, print them as plain text, and end"
     parser.add_argument("--once", action="store_true", help=plain)
     arguments = parser.parse(argv)
@@ -134,13 +134,6 @@ def _speaks_http2(url: str, timeout: float) -> bool:
         return False
     # HTTP/2 servers begin with a SETTINGS frame, type 4.
     return len(answer) >= 4 and answer[3] == 4 and not answer.startswith(b"HTTP")
-
-
-def _interval(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0.1 <= (seconds := float(text)) <= 3600:
-            return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is not from 0.1 to 3600")
 
 
 def _once(url: str, samples: StatusSamples, arguments: argparse.Namespace) -> int:

@@ -1,1 +1,1 @@
-"""Subcommands of `tensorferry`: serve, config, token."""
+"""Subcommands of `tensorferry`: serve, inspect, config, token."""

@@ -1,4 +1,4 @@
-"""What to do with a directory that was given in place of a model."""
+"""What to do with a directory that is no model, or no repository of models."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MOST = 3
 def advice_for(directory: Path, *, serves: bool = False) -> str:
     """Return which models a directory has, and how to name them, for `tensorferry serve` if it `serves`; "" if it has none."""
     if _versions(directory):
-        return f"it is a model of a repository; give --model-repository {directory.parent}"
+        return f"it is a model of a repository; give --model-repository {directory.absolute().parent}"
     if models := models_in_directory(directory):
         cure = f"give --model-repository {directory}" if serves else f"name one, such as {models[0]}"
         return f"it has the models {_some([home.name for home in models])}; {cure}"
     if files := sorted([*directory.glob("*.onnx"), *directory.glob("*/*.onnx")]):
-        return f"it has {_some([str(file) for file in files])}; name a file"
+        return f"it has {_some([str(file) for file in files])}; name a file itself"
     return ""
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from tensorferry.server.config.checks import check
 from tensorferry.server.config.directory_advice import advice_for
-from tensorferry.server.config.file_values import take_text
 from tensorferry.server.config.flags import CONFIG_VARIABLE, REPLACED, nearest, refuse_replaced
 from tensorferry.server.config.model_tables import read_tables
 from tensorferry.server.config.option import variable_of
@@ -108,7 +107,7 @@ def complete(
     sources, model_options = _read_models(values.pop("models", []), place)
     fields: dict[str, Any] = {}
     for option in OPTIONS:
-        text = take_text(values, option, place)
+        text = option.take(values, place)
         flag = flags.get(option.flag)
         if flag is not None:
             fields[option.field] = option.value(flag, f"--{option.flag}")

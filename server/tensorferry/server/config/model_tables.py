@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensorferry.server.config.file_values import take_text
 from tensorferry.server.config.flags import nearest, refuse_replaced
 from tensorferry.server.config.server_config import OPTIONS, ServerConfig
 from tensorferry.server.errors import ConfigError
@@ -63,7 +62,7 @@ def _read_table(name: str, given: Any, place: str) -> ModelTable:
     refuse_replaced(values, where)
     options = {}
     for option in _MODEL_OPTIONS:
-        text = take_text(values, option, where)
+        text = option.take(values, where)
         if text is not None:
             options[option.field] = option.value(text, f"{option.flag} in {where}")
     for key, value in values.items():

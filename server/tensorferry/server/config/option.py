@@ -93,6 +93,23 @@ class Option:
         except ValueError:
             raise ConfigError(f"{source} is {text!r}; it must be {self.parser.allowed}") from None
 
+    def take(self, values: dict[str, Any], place: str) -> str | None:
+        """Remove the option from the values of a file or of one of its tables, and return its text; None if it is not there.
+
+        Its key has hyphens or underscores. ConfigError, which names the place, if the option is given in both spellings.
+        """
+        key = self.flag.replace("-", "_")
+        found = [values.pop(name) for name in dict.fromkeys((self.flag, key)) if name in values]
+        if len(found) > 1:
+            raise ConfigError(
+                f"{place} has both {self.flag} and {key}, which are the same option; leave out one of them"
+            )
+        if not found:
+            return None
+        if self.separator and isinstance(found[0], list):
+            return self.separator.join(map(str, found[0]))
+        return str(found[0]).lower() if isinstance(found[0], bool) else str(found[0])
+
 
 def variable_of(flag: str) -> str:
     """Return the environment variable of a flag."""

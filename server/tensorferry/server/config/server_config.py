@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorferry.server.config.option import Option, OptionScope, options_in
-from tensorferry.server.config.option_groups.batching import BatchingOptions, CachingOptions
+from tensorferry.server.config.option_groups.batching import BatchingOptions, CachingOptions, SequenceOptions
 from tensorferry.server.config.option_groups.devices import DeviceOptions
 from tensorferry.server.config.option_groups.limits import ClientLimitOptions, RequestLimitOptions
 from tensorferry.server.config.option_groups.models import ModelOptions
 from tensorferry.server.config.option_groups.network import NetworkOptions, ShutdownOptions
 from tensorferry.server.config.option_groups.observability import ObservabilityOptions
 from tensorferry.server.config.option_groups.security import PermissionOptions, SecurityOptions
-from tensorferry.server.config.option_groups.sequences import SequenceOptions
 from tensorferry.server.models.remote.url import RemoteUrl
 
 if TYPE_CHECKING:

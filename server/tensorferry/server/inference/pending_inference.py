@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from tensorferry.batcher import BatchInfo, ModelRowsError, Outcome, Request
 from tensorferry.server.errors import ModelFailedError, StepFailedError
 from tensorferry.server.identity import Metadata
-from tensorferry.server.inference.reply import InferenceCall, InferenceReply
-from tensorferry.server.inference.requests.batch_axes import with_clients_axes
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply, Piece
 from tensorferry.server.inference.requests.codec import ResponseSpec, write_outputs
 from tensorferry.server.inference.requests.request_templates import Match
-from tensorferry.server.inference.responses.stream_responses import Piece
 from tensorferry.server.inference.shared_memory.regions import RegionLease
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.observability.logs import logs
 from tensorferry.server.observability.logs.log_format import EXCEPTION
-from tensorferry.server.observability.logs.trace_context import TRACEPARENT
+from tensorferry.server.observability.logs.trace_context import TRACEPARENT, TraceContext
 from tensorferry.server.observability.tracing.trace import RequestTrace
-from tensorferry.server.runtime.axes.shared_axes import explain_axis_mismatch
+from tensorferry.server.runtime.axes import explain_axis_mismatch
+from tensorferry.server.status import INTERNAL_ERROR, Status, mapped_status
+
+if TYPE_CHECKING:
+    from tensorferry.server.inference.suspects.crash_watch import WatchedRequest
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -29,6 +32,20 @@ _log = logging.getLogger("tensorferry.server")
 PendingArguments: TypeAlias = tuple[
     Match, float, str, Metadata, Callable[[Any], None], RequestTrace | None, object, object
 ]
+
+
+class RequestOrigin(NamedTuple):
+    """The `owner` of a batcher's request, and of its parts in a pipeline's stages; None if there is nothing to say.
+
+    `watched` is the request for the process's page, None in a server of one process. `trace` is the request's span, None if
+    it is not traced.
+    """
+
+    watched: WatchedRequest | None = None
+    trace: TraceContext | None = None
+
+
+NO_ORIGIN = RequestOrigin()
 
 
 class PendingInference(Request, InferenceCall, InferenceReply):
@@ -119,7 +136,7 @@ class PendingInference(Request, InferenceCall, InferenceReply):
     def _for_client(self, outcome: Outcome) -> Outcome:
         """Return the outcome with the outputs as clients expect them, or with an error."""
         try:
-            return with_clients_axes(_of_arrays(outcome), self._template.batch_axes)
+            return _with_clients_axes(_of_arrays(outcome), self._template.batch_axes)
         except Exception as error:
             return outcome._replace(outputs=None, error=error)
 
@@ -171,6 +188,18 @@ def _of_arrays(outcome: Outcome) -> Outcome:
     return outcome
 
 
+def _with_clients_axes(outcome: Outcome, axes: Mapping[str, int]) -> Outcome:
+    """Return an outcome whose outputs have the rows where clients expect them. The outputs are arrays."""
+    if outcome.outputs is None or not axes:
+        return outcome
+    return outcome._replace(
+        outputs={
+            name: np.moveaxis(array, 0, axes[name]) if name in axes else array
+            for name, array in outcome.outputs.items()
+        }
+    )
+
+
 def _string_bytes(array: Any) -> int:
     try:
         return sum(map(len, array.flat))
@@ -207,3 +236,30 @@ class SharedMemoryInference(PendingInference):
                 outcome = outcome._replace(outputs=None, error=error)
         self._lease.release()
         return outcome
+
+
+def traced_completion(
+    trace: RequestTrace, complete: Callable[[Any], None], model: Model, *, triton: bool
+) -> Callable[[PendingInference], None]:
+    """Return a completion that records the outcome in the trace, then calls `complete`."""
+    trace.enqueued(model)
+
+    def completed(pending: PendingInference) -> None:
+        outcome, error = pending.outcome, pending.outcome.error
+        status = None if error is None else traced_status(error, triton=triton)
+        trace.completed(
+            outcome.batch, outcome.queue_delay, error, status, rows=pending.rows, stages=outcome.stages
+        )
+        complete(pending)
+
+    return completed
+
+
+def traced_status(error: BaseException, *, triton: bool) -> Status:
+    """Return the status of a request's error, for its trace."""
+    return mapped_status(error, triton=triton) or INTERNAL_ERROR
+
+
+def metadata_of(trace: RequestTrace) -> Metadata:
+    """Return what a traced request needs of its metadata: the span that log lines name."""
+    return () if trace.context is None else ((TRACEPARENT, trace.context.traceparent),)

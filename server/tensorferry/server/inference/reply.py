@@ -1,19 +1,31 @@
-"""Result of one request for a transport: a call while it is in flight, then a reply to send."""
+"""What the inference service and the transports share: a call while a request is in flight, then a reply to send."""
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tensorferry.server.identity import Metadata
-from tensorferry.server.inference.responses.stream_responses import Piece
 from tensorferry.server.observability.logs import logs
 from tensorferry.server.observability.logs.trace_context import parse_trace_context
 
 if TYPE_CHECKING:
     from tensorferry.server.observability.tracing.trace import RequestTrace
+
+SHUTTING_DOWN = "the server is shutting down and has stopped accepting new requests; retry elsewhere"
+
+# Seconds that a batch may take on a thread which serves all calls. Waking a worker takes about as long, and the two threads
+# would contend for the GIL.
+MAX_INLINE_SECONDS = 200e-6
+
+
+class InlineRunner(Protocol):
+    """A batcher or a pipeline that a thread which serves all calls must run soon."""
+
+    def run_inline(self, max_seconds: float) -> float:
+        """See `Batcher.run_inline`."""
 
 
 class InferenceCall:
@@ -85,6 +97,10 @@ class LaterCall(InferenceCall):
 
 # Takes an answer before the last reply. Returns why it cannot be kept, None if it is kept or no longer wanted.
 TakeAnswer: TypeAlias = "Callable[[InferenceReply], Exception | None]"
+
+
+# A piece of a serialised message: bytes, or a row-major array that stands for its bytes.
+Piece = Any
 
 
 class InferenceReply(ABC):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tensorferry.batcher import AloneKey, BatcherClosed, BatcherError, StatefulBatcher
+from tensorferry.batcher import AloneKey, BatcherClosed, BatcherError, QueueFull, StatefulBatcher
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import (
@@ -21,18 +21,24 @@ from tensorferry.server.errors import (
     UnauthenticatedError,
 )
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
-from tensorferry.server.inference.early_rejection import EarlyRejection
-from tensorferry.server.inference.interface import SHUTTING_DOWN, InlineRunner
-from tensorferry.server.inference.pending_inference import PendingInference
+from tensorferry.server.inference.pending_inference import (
+    NO_ORIGIN,
+    PendingInference,
+    RequestOrigin,
+    metadata_of,
+    traced_completion,
+    traced_status,
+)
 from tensorferry.server.inference.reply import (
+    SHUTTING_DOWN,
     FinishedCall,
     InferenceCall,
     InferenceReply,
+    InlineRunner,
     TakeAnswer,
     error_reply,
 )
 from tensorferry.server.inference.requests.input_contents import DEFAULT_LIMITS
-from tensorferry.server.inference.requests.request_origin import NO_ORIGIN, RequestOrigin
 from tensorferry.server.inference.requests.request_templates import Match, RequestTemplateCache
 from tensorferry.server.inference.requests.unmatched_request import UnmatchedRequest
 from tensorferry.server.inference.shared_memory.regions import Regions
@@ -42,12 +48,39 @@ from tensorferry.server.inference.streamed_inference import (
     unary_call_error,
 )
 from tensorferry.server.inference.suspects.crash_watch import CrashWatch, WatchedRequest
-from tensorferry.server.inference.traced_completion import metadata_of, traced_completion, traced_status
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.observability.logs.trace_context import parse_trace_context
 from tensorferry.server.observability.tracing.trace import RequestTrace, Tracer
 from tensorferry.server.status import Status, StatusCode, code_of, status_of
-from tensorferry.server.wire.compression import decompress, is_compressed
+from tensorferry.server.wire.receiving import decompress, is_compressed
+
+
+class EarlyRejection:
+    """Rejects calls that the queue would reject, while one model is served and nothing is traced.
+
+    Reading a message is most of a rejected call's cost, so it rejects before that. With several models the model of an unread call is unknown, and a trace needs the message. Thread-safe.
+    """
+
+    def __init__(self, registry: ModelRegistry, tracer: Tracer) -> None:
+        self._registry = registry
+        self._tracer = tracer
+
+    @property
+    def tracing_enabled(self) -> bool:
+        """Whether calls are traced; rejected calls are then traced too."""
+        return bool(self._tracer.sources)
+
+    @property
+    def one_model(self) -> bool:
+        """Whether exactly one model is loaded, so that every call is for it."""
+        return self._registry.only_model is not None
+
+    def check(self, deadline: float) -> QueueFull | None:
+        """Return, and count, why a call with this deadline is rejected; None if its message is to be read."""
+        model = self._registry.only_model
+        if model is None or self._tracer.sources:
+            return None
+        return model.batcher.fast_reject(deadline)
 
 
 class InferenceService:

@@ -11,8 +11,7 @@ import numpy as np
 from tensorferry.batcher import Outcome
 from tensorferry.server.errors import InvalidRequestError, UnsupportedError
 from tensorferry.server.inference.pending_inference import PendingArguments, PendingInference
-from tensorferry.server.inference.reply import InferenceReply, TakeAnswer
-from tensorferry.server.inference.responses.stream_responses import Piece
+from tensorferry.server.inference.reply import InferenceReply, Piece, TakeAnswer
 
 # The answers to a request that wait to be sent. Above this, the function waits: a client that does not read stops it.
 _MOST_UNSENT = 4

@@ -11,8 +11,9 @@ from weakref import WeakKeyDictionary
 from tensorferry.batcher import AnswerCache, Batcher, BatcherStatistics, Pipeline
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.models.lifecycle.failure_counts import failures_by_reason
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry, ModelState
-from tensorferry.server.observability.monitoring.all_processes import Statistics, statistics_of_all
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState
+from tensorferry.server.observability.monitoring.merged import Statistics, statistics_of_all
 from tensorferry.server.processes.peers import Peers
 
 

@@ -58,10 +58,6 @@ class Parent:
             _log.critical("the channel to the parent process is unusable (bug): %s", error)
             return None
 
-    def close(self) -> None:
-        """Close the channel."""
-        self._channel.close()
-
     def obey(self, callbacks: Callbacks, at_end: Callable[[], None] = exit_at_once) -> threading.Thread:
         """Call back for each kind of message, on a thread, which is returned; call `at_end` if the parent is lost.
 

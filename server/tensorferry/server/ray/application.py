@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -42,37 +42,6 @@ class SerializedMessage:
         return self._data
 
 
-class ReplyDispatcher:
-    """Delivery of replies from any thread to futures of an event loop, with one wake-up for many replies."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._done: deque[tuple[asyncio.Future[InferenceReply], InferenceReply]] = deque()
-        # Guards _wakeup_pending. Nothing is called while it is held.
-        self._lock = threading.Lock()
-        self._wakeup_pending = False
-
-    def put(self, future: asyncio.Future[InferenceReply], reply: InferenceReply) -> None:
-        """Set the result of a future, from any thread. It has no effect after the loop is closed."""
-        self._done.append((future, reply))
-        with self._lock:
-            if self._wakeup_pending:
-                return
-            self._wakeup_pending = True
-        try:
-            self._loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:
-            self._done.clear()
-
-    def _deliver(self) -> None:
-        with self._lock:
-            self._wakeup_pending = False
-        while self._done:
-            future, reply = self._done.popleft()
-            if not future.done():
-                future.set_result(reply)
-
-
 class Replica:
     """A replica, with the methods of GRPCInferenceService; they run on the event loop of Ray."""
 
@@ -85,7 +54,6 @@ class Replica:
         self._app.load()
         self._service = self._app.service
         self._methods = self._app.core_methods.methods()
-        self._dispatcher: ReplyDispatcher | None = None
 
     async def ModelInfer(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
         """Run one request; concurrent requests share batches."""
@@ -165,14 +133,14 @@ class Replica:
     ) -> InferenceReply:
         """Return the reply to a request; cancelling the caller cancels the request."""
         loop = asyncio.get_running_loop()
-        dispatcher = self._dispatcher
-        if dispatcher is None:
-            dispatcher = self._dispatcher = ReplyDispatcher(loop)
         future: asyncio.Future[InferenceReply] = loop.create_future()
-        put = dispatcher.put
-        call: InferenceCall = self._service.submit(
-            request, deadline, lambda reply: put(future, reply), metadata, stream=stream
-        )
+
+        def complete(reply: InferenceReply) -> None:
+            # RuntimeError means that the loop is closed, and every call with it.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(_set_result, future, reply)
+
+        call: InferenceCall = self._service.submit(request, deadline, complete, metadata, stream=stream)
         try:
             return await future
         except asyncio.CancelledError:
@@ -192,6 +160,11 @@ class Replica:
         context.set_details(status.message)
         context.set_trailing_metadata(list(trailing_metadata(status)))
         return SerializedMessage(b"")
+
+
+def _set_result(future: asyncio.Future[InferenceReply], reply: InferenceReply) -> None:
+    if not future.done():
+        future.set_result(reply)
 
 
 def application(arguments: Mapping[str, Any]) -> serve.Application:

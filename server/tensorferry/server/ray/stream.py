@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.reply import InferenceReply
-from tensorferry.server.inference.stream_options import (
+from tensorferry.server.inference.responses.stream_responses import (
     StreamOptions,
     encode_or_status,
     parse_stream_options,

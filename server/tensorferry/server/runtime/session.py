@@ -27,8 +27,7 @@ from tensorferry.server.runtime.files.op_libraries import OpLibrary, register
 from tensorferry.server.runtime.files.output_rows import with_output_rows
 from tensorferry.server.runtime.gpu import capture_lock
 from tensorferry.server.runtime.gpu.cuda_graphs import CapturedShapes, GraphOptions
-from tensorferry.server.runtime.gpu.cuda_stream import create_stream, keep_until_closed
-from tensorferry.server.runtime.gpu.pinned_memory import DeviceMemory
+from tensorferry.server.runtime.gpu.pinned_memory import DeviceMemory, create_stream, keep_until_closed
 from tensorferry.server.runtime.gpu.staged_session import StagedSession
 from tensorferry.server.runtime.gpu.staging_buffers import CaptureError, StagingBuffers, array_of_ortvalue
 from tensorferry.server.runtime.gpu.tensor_layout import ONNX_BFLOAT16, Shape

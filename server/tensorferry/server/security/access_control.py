@@ -273,13 +273,10 @@ def network_of(address: str) -> str:
     if ":" not in address:
         return address
     try:
-        network = ipaddress.IPv6Network((address.partition("%")[0], 64), strict=False)
+        own = ipaddress.IPv6Address(address.partition("%")[0])
     except ValueError:
         return address
-    mapped = (
-        network.network_address.ipv4_mapped or ipaddress.IPv6Address(address.partition("%")[0]).ipv4_mapped
-    )
-    return str(mapped or network)
+    return str(own.ipv4_mapped or ipaddress.IPv6Network((own, 64), strict=False))
 
 
 def _by_token(credentials: _Credentials, header: str | bytes) -> ClientIdentity | None:

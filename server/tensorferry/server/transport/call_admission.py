@@ -10,9 +10,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 from tensorferry.batcher import QueueFull
 from tensorferry.server.identity import ANONYMOUS, INFER, ClientIdentity, Metadata
-from tensorferry.server.inference.interface import SHUTTING_DOWN
+from tensorferry.server.inference.reply import SHUTTING_DOWN
+from tensorferry.server.inference.responses.stream_responses import StreamOptions, parse_stream_options
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.inference.stream_options import StreamOptions, parse_stream_options
 from tensorferry.server.security.access_control import ClientCertificate, StreamAuthorization
 from tensorferry.server.status import Status, StatusCode
 from tensorferry.server.transport.transport_state import TransportState

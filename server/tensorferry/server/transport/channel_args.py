@@ -20,7 +20,7 @@ def core_options(config: ServerConfig, *, reuse_port: bool = False) -> list[tupl
         ("grpc.so_reuseport", int(reuse_port)),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
-        # `wire.compression` decompresses messages, because it limits their decompressed size.
+        # `wire.receiving` decompresses messages, because it limits their decompressed size.
         ("grpc.per_message_decompression", 0),
         # Above the first, core refuses a share of the calls; above the second, all.
         ("grpc.max_metadata_size", config.max_metadata_bytes),

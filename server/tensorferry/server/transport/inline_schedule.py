@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from tensorferry.server.inference.interface import MAX_INLINE_SECONDS, InlineRunner
+from tensorferry.server.inference.reply import MAX_INLINE_SECONDS, InlineRunner
 
 
 class InlineSchedule:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from tensorferry.server.inference.stream_options import too_many_streams
+from tensorferry.server.inference.responses.stream_responses import too_many_streams
 from tensorferry.server.status import Status, StatusCode
 
 

@@ -6,7 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
-from tensorferry.server.inference.stream_options import STREAM_SHUTTING_DOWN, StreamOptions
+from tensorferry.server.inference.responses.stream_responses import STREAM_SHUTTING_DOWN, StreamOptions
 from tensorferry.server.status import Status
 
 

@@ -11,11 +11,11 @@ import grpc
 
 from tensorferry.server.identity import ANONYMOUS, Metadata
 from tensorferry.server.inference.reply import InferenceReply
-from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.inference.stream_options import (
+from tensorferry.server.inference.responses.stream_responses import (
     NO_THREAD_FOR_STREAM,
     encode_or_status,
 )
+from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.security.access_control import StreamAuthorization
 from tensorferry.server.status import INTERNAL_ERROR, Status
 from tensorferry.server.system.threads import ThreadKind, new_thread

@@ -93,23 +93,6 @@ def test_lists_are_converted(world: World, value: Any) -> None:
     assert found.tolist() == np.array(value, float).tolist()
 
 
-@pytest.mark.parametrize(
-    ("datatype", "value"), [("UINT8", [1, 255]), ("UINT64", [1, 2**64 - 1]), ("UINT16", [True]), ("INT8", [])]
-)
-def test_lists_of_integers_are_converted_to_integers_of_any_size(
-    world: World, datatype: str, value: list[int]
-) -> None:
-    add_echo(world, datatype)
-    assert world.call("m", {"x": value})["y"].tolist() == value
-
-
-@pytest.mark.parametrize("value", [[0.5], [2**40]])
-def test_lists_lose_nothing(world: World, value: Any) -> None:
-    add_echo(world, "INT32")
-    with pytest.raises(InvalidInput):
-        world.call("m", {"x": value})
-
-
 @pytest.mark.parametrize("binary", [False, True])
 @pytest.mark.parametrize(
     "value",

@@ -19,7 +19,7 @@ from support.server.spans import SAMPLED, UNSAMPLED, Exported, of
 
 from tensorferry.server.observability.tracing.access_log import AccessLog
 from tensorferry.server.observability.tracing.otel import OpenTelemetrySource
-from tensorferry.server.observability.tracing.otel_sampling import sampler_of
+from tensorferry.server.observability.tracing.otel_export import sampler_of
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 from tensorferry.serving import FP32, infer, model
 

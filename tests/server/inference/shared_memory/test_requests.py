@@ -17,7 +17,8 @@ from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.shared_memory.regions import Regions
 from tensorferry.server.inference.shared_memory.system import SystemSharedMemory
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 
 SIGNATURE = signature(spec("x", "FP32", "batch"), spec("s", "FP32", 1), outputs=(spec("y", "FP32", "batch"),))
 SHARED, FOREIGN = 100.0, -5000.0

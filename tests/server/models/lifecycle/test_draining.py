@@ -19,7 +19,7 @@ from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import NotReadyError
-from tensorferry.server.models.lifecycle.draining import wait_until_idle
+from tensorferry.server.models.lifecycle.unloading import wait_until_idle
 from tensorferry.serving import FP32, infer, model, submit
 
 VECTOR = signature(spec("x", "FP32", "batch"), outputs=(spec("y", "FP32", "batch"),))

@@ -20,7 +20,8 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.lifecycle.idle_work import IdleWork
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.onnx.loading import chosen_layout
 from tensorferry.server.onnx.measuring.core_layouts import LayoutTime
 from tensorferry.server.onnx.measuring.measurements import Measurements

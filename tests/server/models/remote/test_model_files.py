@@ -17,7 +17,7 @@ from typing import IO
 
 import pytest
 from support.models import external, small
-from support.remote.web_server import Request, Response, WebServer
+from support.remote.web_server import Response, WebServer
 
 from tensorferry.server.models.remote.cache import default_cache
 from tensorferry.server.models.remote.download import Limits
@@ -103,17 +103,6 @@ def test_without_etag_and_time_a_model_is_fetched_each_time(
     assert [request.headers.get("Range") for request in web.requests] == ["bytes=0-0", None] * 2
 
 
-def test_a_pinned_model_of_the_cache_is_used_without_a_request(
-    web: WebServer, model: bytes, cache: Path
-) -> None:
-    pinned = f"{web.url}/m.onnx#sha256={sha256(model)}"
-    path = fetch(cache, pinned).path
-    web.requests.clear()
-    web.files.clear()
-    assert fetch(cache, pinned).path == path
-    assert not web.requests
-
-
 @pytest.mark.parametrize("first", ["", "pinned"])
 def test_a_wrong_hash_is_refused_with_both_and_the_file_is_removed(
     web: WebServer, model: bytes, cache: Path, first: str
@@ -128,23 +117,20 @@ def test_a_wrong_hash_is_refused_with_both_and_the_file_is_removed(
     assert not [path for path in cache.rglob("*") if path.is_file() and path.read_bytes() == other]
 
 
-@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("damage", ["changed", "cut", "removed"])
 def test_a_model_that_was_damaged_in_the_cache_is_fetched_again(
-    web: WebServer, model: bytes, cache: Path, caplog: pytest.LogCaptureFixture, pinned: bool
+    web: WebServer, model: bytes, cache: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
-    address = f"{web.url}/m.onnx#sha256={sha256(model)}" if pinned else f"{web.url}/m.onnx"
+    # Only the hash shows a change.
+    pin = f"#sha256={sha256(model)}" if damage == "changed" else ""
+    address = f"{web.url}/m.onnx{pin}"
     path = fetch(cache, address).path
-    # Only the hash shows the first damage.
-    path.write_bytes(bytes(len(model)) if pinned else model[:-1])
+    if damage == "removed":
+        shutil.rmtree(path.parent)
+    else:
+        path.write_bytes(bytes(len(model)) if damage == "changed" else model[:-1])
     assert fetch(cache, address).path.read_bytes() == model
     assert "is damaged; it is fetched again" in caplog.text
-
-
-def test_a_model_that_was_removed_from_the_cache_is_fetched_again(
-    web: WebServer, model: bytes, cache: Path
-) -> None:
-    shutil.rmtree(fetch(cache, f"{web.url}/m.onnx").path.parent)
-    assert fetch(cache, f"{web.url}/m.onnx").path.read_bytes() == model
 
 
 @pytest.mark.parametrize("text", ["{", '{"trees": {"model": {}}}'])
@@ -167,21 +153,6 @@ def test_if_the_host_is_gone_the_last_copy_is_used_with_a_warning(
     assert "the copy in the cache is used, which may be outdated" in caplog.text
     with pytest.raises(UnreachableError, match=r"the host cannot be reached"):
         fetch(cache, address.replace("m.onnx", "other.onnx"))
-
-
-def test_a_model_that_changes_during_its_download_is_fetched_again(
-    web: WebServer, model: bytes, cache: Path, tmp_path: Path
-) -> None:
-    newer = small.echo(tmp_path / "other.onnx").read_bytes()
-    serve = web.respond
-
-    def replaced(request: Request) -> Response:
-        response = serve(request)
-        web.files["/m.onnx"] = newer
-        return response
-
-    web.respond = replaced
-    assert fetch(cache, f"{web.url}/m.onnx").path.read_bytes() == newer
 
 
 def test_only_what_has_changed_is_fetched(

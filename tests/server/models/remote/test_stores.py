@@ -8,8 +8,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 from support.remote.s3_server import S3Server, client_variables
@@ -100,6 +102,21 @@ def test_a_public_object_needs_no_credentials(
     assert fetched(cache, f"s3://{name}/m.onnx") == BODY
 
 
+def test_credentials_of_fsspecs_own_configuration_are_used(
+    bucket: tuple[str, Any], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, files = bucket
+    files.pipe_file(f"{name}/m.onnx", BODY)
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(variable)
+    with pytest.raises(RemoteError, match="permission denied"):
+        fetched(cache, f"s3://{name}/m.onnx")
+    monkeypatch.setitem(
+        import_module("fsspec.config").conf, "s3", {"key": "AKIATESTTESTTEST", "secret": "a-secret"}
+    )
+    assert fetched(cache, f"s3://{name}/m.onnx") == BODY
+
+
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
     """A server whose answers a test gives, in place of S3."""
@@ -135,7 +152,7 @@ def test_without_credentials_a_private_object_asks_for_them(
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(variable, raising=False)
     scripted.respond = lambda request: denied("AccessDenied")
-    with pytest.raises(RemoteError, match=r"no credentials were found; set AWS_PROFILE"):
+    with pytest.raises(RemoteError, match=r"permission denied; .* or there are none: set AWS_PROFILE"):
         fetched(cache, "s3://bucket/m.onnx")
 
 
@@ -153,41 +170,25 @@ def test_a_server_of_s3_that_is_gone_is_unreachable(
 class FakeStorage:
     """The methods of Google Cloud Storage's JSON API that gcsfs uses to read and list."""
 
-    def __init__(self, server: WebServer, objects: dict[str, bytes]) -> None:
-        self.objects = objects
+    def __init__(self, server: WebServer) -> None:
+        self.objects: dict[str, bytes] = {}
         server.respond = self._respond
 
     def _respond(self, request: Request) -> Response:
-        media = re.fullmatch(r"/download/storage/v1/b/bucket/o/(.+)", request.path)
-        if media:
-            body = self.objects.get(media[1])
-            return Response(status=404) if body is None else Response(body)
-        one = re.fullmatch(r"/storage/v1/b/bucket/o/(.+)", request.path)
-        if one:
-            found = one[1] in self.objects
-            return (
-                _json(self._entry(one[1]))
-                if found
-                else _json({"error": {"message": "none", "code": 404}}, 404)
-            )
-        if request.path == "/storage/v1/b/bucket/o":
-            prefix = dict(part.partition("=")[::2] for part in request.query.split("&")).get("prefix", "")
-            wanted = prefix.replace("%2F", "/")
-            return _json({"items": [self._entry(name) for name in self.objects if name.startswith(wanted)]})
-        return _json({"error": {"message": "none", "code": 404}}, 404)
+        match = re.fullmatch(r"(/download)?/storage/v1/b/bucket/o(?:/(.+))?", request.path)
+        if match is None or (match[2] and match[2] not in self.objects):
+            return _json({"error": {"message": "none", "code": 404}}, 404)
+        if match[1]:
+            return Response(self.objects[match[2]])
+        if match[2]:
+            return _json(self._entry(match[2]))
+        (prefix,) = parse_qs(request.query).get("prefix", [""])
+        return _json({"items": [self._entry(name) for name in self.objects if name.startswith(prefix)]})
 
     def _entry(self, name: str) -> dict[str, str]:
         body = self.objects[name]
-        return {
-            "kind": "storage#object",
-            "name": name,
-            "bucket": "bucket",
-            "generation": str(len(body)),
-            "etag": f"tag{len(body)}",
-            "size": str(len(body)),
-            "updated": "2026-01-01T00:00:00.000Z",
-            "timeCreated": "2026-01-01T00:00:00.000Z",
-        }
+        time = "2026-01-01T00:00:00.000Z"
+        return {"name": name, "etag": "tag", "size": str(len(body)), "updated": time, "timeCreated": time}
 
 
 def _json(value: object, status: int = 200) -> Response:
@@ -199,7 +200,7 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStorage]:
     """A stand-in that gcsfs finds by its environment, and uses without credentials."""
     with web_server(None) as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-        yield FakeStorage(server, {})
+        yield FakeStorage(server)
 
 
 def anonymous_gcs(*flags: object) -> Any:

@@ -43,8 +43,12 @@ def record(message: str = "%s rows", *args: object, **fields: Any) -> logging.Lo
     return made
 
 
-def test_a_json_line_is_one_object() -> None:
-    made = record('3 %s\nin "quotes"', "rows")
+# A field of this name has a traceback as text; its exception quotes a client.
+DETAILS = 'Traceback (most recent call last):\n  File "app.py", line 1\nValueError: a\x1b[2Jb\n12:00:00 ERROR forged\r'
+
+
+def test_a_json_line_is_one_object_with_the_extra_fields_of_any_type() -> None:
+    made = record('3 %s\nin "quotes"', "rows", model="digits", error=OSError("gone"), **{EXCEPTION: DETAILS})
     made.created, made.msecs = 1_700_000_000.0, 7.9
     line = JsonFormatter().format(made)
     assert "\n" not in line
@@ -53,22 +57,10 @@ def test_a_json_line_is_one_object() -> None:
         "level": "warning",
         "logger": "tensorferry.server",
         "message": '3 rows\nin "quotes"',
+        "model": "digits",
+        "error": "gone",
+        "exception": DETAILS,
     }
-
-
-def test_extra_fields_of_any_type_are_added() -> None:
-    line = json.loads(JsonFormatter().format(record("m", model="digits", rows=3, error=OSError("gone"))))
-    assert (line["model"], line["rows"], line["error"]) == ("digits", 3, "gone")
-
-
-# A field of this name has a traceback as text; its exception quotes a client.
-DETAILS = 'Traceback (most recent call last):\n  File "app.py", line 1\nValueError: a\x1b[2Jb\n12:00:00 ERROR forged\r'
-
-
-def test_a_traceback_as_text_is_in_the_line() -> None:
-    line = JsonFormatter().format(record("failed", **{EXCEPTION: DETAILS}))
-    assert "\n" not in line
-    assert json.loads(line)["exception"] == DETAILS
 
 
 def test_a_traceback_as_text_follows_the_line_indented() -> None:

@@ -20,7 +20,8 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.methods.statistics import StatisticsMethods
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.observability.logs.exemplars import Exemplars
 from tensorferry.server.observability.monitoring.merged import joined_page, labelled_page, merged_status
 from tensorferry.server.observability.monitoring.metrics.metrics import Metrics, ServerStatistics

@@ -11,8 +11,7 @@ import pytest
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.observability.logs.trace_context import TraceContext
-from tensorferry.server.observability.tracing.otel_export import SpanExport
-from tensorferry.server.observability.tracing.otel_sampling import sampler_of
+from tensorferry.server.observability.tracing.otel_export import SpanExport, sampler_of
 from tensorferry.server.observability.tracing.wiring import RequestTelemetry
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 

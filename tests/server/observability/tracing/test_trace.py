@@ -11,7 +11,8 @@ from support.server.rig import Replies, fp32, request, response_of, signature, s
 from tensorferry.batcher import Batcher, Request
 from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.observability.tracing.trace import RequestTrace, Tracer
 
 SIGNATURE = signature(spec("x", "FP32", "batch", "n"), outputs=(spec("y", "FP32", "batch", "n"),))

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.child_processes import child_processes
 from support.open_files import open_files
+from support.processes.observed import own_children
 from support.server import worker_app
 
 from tensorferry.server.processes.functions.worker_process import WorkerProcess
@@ -18,7 +18,7 @@ APP = Path(worker_app.__file__)
 @pytest.fixture
 def started() -> Iterator[Start]:
     """Start a process of a function; the test fails if a file, a process or a zombie is left after `close`."""
-    before, children = open_files(), child_processes()
+    before, children = open_files(), own_children()
     processes: list[WorkerProcess] = []
 
     def start(model: str = "act", app: Path = APP, **options: Any) -> WorkerProcess:
@@ -31,4 +31,4 @@ def started() -> Iterator[Start]:
         process.close()
         assert process.pid is None
     assert not open_files() - before
-    assert not child_processes() - children
+    assert not own_children() - children

@@ -8,18 +8,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from polling import PATIENCE, until
 from server.processes.functions.conftest import APP, Start
 from server.processes.functions.test_runs import command
-from support.child_processes import child_processes
 from support.models.controlled import run_in_thread
 from support.open_files import open_files
+from support.processes.observed import own_children
 
-from tensorferry.batcher import Batcher
 from tensorferry.server.processes import child
 from tensorferry.server.processes.functions import function_child, worker_process
 from tensorferry.server.processes.functions.errors import ProcessDied, ProcessNotStarted, RequestRefused
@@ -66,25 +64,10 @@ def test_a_refused_request_is_found_in_a_batch(started: Start) -> None:
         started(refused=refused).run(command("b", "os._exit 3"), [2])
     other = started(refused=refused)
     with pytest.raises(RequestRefused):
-        other.run(command("a", "b", "os._exit 3"), [1, 2])
+        other.run(command("b", "os._exit 3", "a"), [2, 1])
     assert other.restarts == 0
     assert other.run(command("b", "a"), [1, 1]).tolist() == [other.pid] * 2
     assert other.run(command("b"), [1]).tolist() == [other.pid]
-
-
-def test_the_batcher_finds_the_request_and_answers_the_others(started: Start) -> None:
-    process = started()
-
-    class Model:
-        def run_batch(self, inputs: Any, requests: Any) -> Any:
-            return process.run(inputs, [request.rows for request in requests])
-
-    process.start()
-    with Batcher(Model(), 8, max_queue_delay=PATIENCE) as batcher:
-        acts = [*"abcde", "os._exit 3", *"gh"]
-        futures = [batcher.submit_rows(command(act)) for act in acts]
-        errors = [future.exception(PATIENCE) for future in futures]
-    assert [type(error) for error in errors] == [type(None)] * 5 + [ProcessDied] + [type(None)] * 2
 
 
 def test_a_lone_request_whose_process_is_killed_from_outside_runs_again(
@@ -130,44 +113,9 @@ def test_a_process_that_ended_between_two_batches_costs_none(
     assert "between two batches" in caplog.text
 
 
-def test_a_process_that_cannot_start_again_is_tried_with_growing_delays(
-    started: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    now = 0.0
-    monkeypatch.setattr(worker_process, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
-    monkeypatch.setenv("MORTAL", str(tmp_path / "ill"))
-    process = started("mortal")
-    process.start()
-    (tmp_path / "ill").touch()
-    x = {"x": np.ones(2)}
-    with pytest.raises(ProcessDied, match="ran the batch ended"):
-        process.run(x, [1, 1])
-    delays = []
-    for _ in range(4):
-        with pytest.raises(ProcessNotStarted, match="the server's log has the reason") as caught:
-            process.run(x)
-        delays.append(caught.value.retry_after)
-        if now + delays[-1] > now:
-            # Not tried before its time.
-            with pytest.raises(ProcessNotStarted) as again:
-                process.run(x)
-            assert again.value.retry_after == pytest.approx(delays[-1])
-        now += delays[-1] + 1e-9
-    assert delays == pytest.approx([0.0, 0.1, 0.2, 0.4])
-    assert (
-        caplog.text.count(
-            "cannot be started: its process ended before the function was loaded (exit status 7)"
-        )
-        == 4
-    )
-    (tmp_path / "ill").unlink()
-    process.start()
-
-
-@pytest.mark.parametrize("hang", ["hang", "hang_in_native_code"])
-def test_a_run_that_hangs_is_ended(started: Start, tmp_path: Path, hang: str) -> None:
+def test_a_run_that_hangs_is_ended(started: Start, tmp_path: Path) -> None:
     process, began = started(), tmp_path / "began"
-    run = run_in_thread(lambda: process.run(command(f"{hang} {began}")))
+    run = run_in_thread(lambda: process.run(command(f"hang {began}")))
     until(began.exists)
     process.end_runs()
     assert "was ended" in str(run.exception(PATIENCE))
@@ -218,26 +166,12 @@ def test_no_file_is_left_if_a_process_cannot_be_started(
 
 
 def test_a_process_that_is_not_closed_ends_with_the_last_reference() -> None:
-    before, children = open_files(), child_processes()
+    before, children = open_files(), own_children()
     process = WorkerProcess(APP, "act", name="model act")
     process.start()
     del process
     assert not open_files() - before
-    assert not child_processes() - children
-
-
-def test_deaths_are_counted(started: Start, tmp_path: Path) -> None:
-    deaths: list[None] = []
-    process = started()
-    process.on_death(lambda: deaths.append(None))
-    process.run(command(f"kill_once {tmp_path / 'killed'}"))
-    with pytest.raises(ProcessDied):
-        process.run(command("segfault"))
-    process.start()
-    process.end_runs()
-    process.allow_runs()
-    assert process.run(command("a")).tolist() == [process.pid]
-    assert len(deaths) == 3
+    assert not own_children() - children
 
 
 PARENT = """

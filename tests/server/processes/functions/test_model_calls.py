@@ -13,7 +13,6 @@ from polling import PATIENCE
 from server.processes.functions.conftest import Start
 
 from tensorferry.batcher import QueueFull
-from tensorferry.server.errors import StepFailedError
 from tensorferry.server.processes.functions.errors import FunctionRaised, ProcessDied
 from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.serving import InvalidInput, calls_through
@@ -43,16 +42,6 @@ def run(process: WorkerProcess, caller: Any) -> Any:
         return process.run({"x": np.arange(3.0)})
 
 
-def test_a_call_gets_the_outputs_of_the_other_model(started: Start) -> None:
-    caller = Caller(lambda inputs: {"y": inputs["x"] + 1, "text": np.array(["a", b"b"], object)})
-    process = started("nested")
-    for _ in range(3):
-        got = run(process, caller)
-        assert got["y"].tolist() == [1, 2, 3]
-        assert got["text"].tolist() == ["a", b"b"]
-    assert caller.calls == [("other", "", 5.0)] * 3
-
-
 def test_many_large_calls_wait_for_answers_at_the_same_time(started: Start) -> None:
     answered = threading.Barrier(_AT_ONCE)
 
@@ -80,23 +69,6 @@ def test_an_error_of_a_call_is_raised_in_the_child(
         raise error
 
     assert run(started("caught"), Caller(fail))[: len(expected)] == expected
-
-
-def test_an_error_that_the_function_passes_on_is_raised_as_it_is(started: Start) -> None:
-    def fail(inputs: Mapping[str, Any]) -> dict[str, Any]:
-        raise StepFailedError("step 'a' failed", "ValueError", "Traceback")
-
-    with pytest.raises(StepFailedError, match=r"^step 'a' failed$") as caught:
-        run(started("nested"), Caller(fail))
-    assert (caught.value.reason, caught.value.details) == ("ValueError", "Traceback")
-
-
-def test_a_caller_that_raises_fails_the_call(started: Start) -> None:
-    class Raising:
-        def submit(self, *args: Any) -> Any:
-            raise InvalidInput("no such model")
-
-    assert run(started("caught"), Raising())[1:3] == ["InvalidInput", "no such model"]
 
 
 def test_without_a_caller_a_call_says_so(started: Start) -> None:

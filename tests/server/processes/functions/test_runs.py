@@ -98,12 +98,6 @@ def test_an_exception_has_the_traceback_of_the_users_code_only(started: Start) -
     assert caught.value.failure.refusal is None
 
 
-def test_the_text_of_invalid_input_is_for_the_client(started: Start) -> None:
-    with pytest.raises(FunctionRaised) as caught:
-        started().run(command("refuse the image is too small"))
-    assert caught.value.failure.refusal == "the image is too small"
-
-
 @pytest.mark.parametrize(
     ("act", "reason"), [("sys.exit 3", "SystemExit: 3"), ("untold", "Untold: (its __str__")]
 )
@@ -119,11 +113,6 @@ def test_other_exceptions_do_not_end_the_process(started: Start, act: str, reaso
 def test_a_memory_error_stays_one_so_that_the_batch_runs_in_parts(started: Start) -> None:
     with pytest.raises(MemoryError, match=r"^too much$"):
         started().run(command("exhaust"))
-
-
-def test_signals_do_not_end_the_process(started: Start) -> None:
-    process = started()
-    assert process.run(command("interrupt")).tolist() == [process.pid]
 
 
 def test_a_function_may_print(started: Start, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.python.models import loading
 from tensorferry.server.python.models.load_check import check_at_load
 

@@ -15,9 +15,9 @@ import pytest
 from tensorferry.batcher import Outcome, Request
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.server.errors import StartError, StepFailedError
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.python.models.load_check import check_at_load
-from tensorferry.server.python.models.signature import signature_of_function
+from tensorferry.server.python.models.loading import signature_of_function
 from tensorferry.serving import BYTES, FP32, INT64, STRING, FunctionModel, InvalidInput, model
 
 LoadFunction = Callable[..., Model]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tensorferry.server.errors import InvalidRequestError, StartError, StepFailedError
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.serving import (
     BOOL,
     BYTES,

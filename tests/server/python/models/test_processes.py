@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from polling import PATIENCE, until
-from support.child_processes import child_processes
 from support.models.controlled import run_in_thread
 from support.open_files import open_files
+from support.processes.observed import own_children
 
 from tensorferry.batcher import InstanceFailed, RunTimedOut
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
@@ -91,10 +91,10 @@ class Instance:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    before, children = open_files(), child_processes()
+    before, children = open_files(), own_children()
     yield
     assert not open_files() - before
-    assert not child_processes() - children
+    assert not own_children() - children
 
 
 @pytest.fixture

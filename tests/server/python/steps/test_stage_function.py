@@ -9,15 +9,8 @@ from typing import Any
 import pytest
 
 from tensorferry.batcher import DeadlineExceeded, Request
+from tensorferry.batcher.testing import VirtualClock
 from tensorferry.server.python.steps.stage_function import StageFunction, StageStep
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def _request(rows: int = 1, until: float = math.inf) -> Request:
@@ -29,23 +22,22 @@ def _stage(steps: Sequence[StageStep], outputs: Sequence[str] | None, **options:
 
 
 def test_nothing_runs_after_the_last_deadline() -> None:
-    clock, ran = _Clock(), list[str]()
+    clock, ran = VirtualClock(), list[str]()
 
     def slow(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         ran.append("slow")
-        clock.now = 5.0
+        clock.advance(5.0)
         return {"y": 1}
 
     def last(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         ran.append("last")
         return {"z": 1}
 
-    stage = _stage([StageStep("slow", slow), StageStep("last", last)], ["z"], clock=clock)
+    stage = _stage([StageStep("slow", slow), StageStep("last", last)], ["z"], clock=clock.now)
     with pytest.raises(DeadlineExceeded, match="before step 'last' of model 'm'"):
         stage.run_batch({"x": 1}, [_request(until=4.0), _request(until=5.0)])
     assert ran == ["slow"]
-    clock.now = 0.0
-    assert stage.run_batch({"x": 1}, [_request(until=4.0), _request(until=6.0)]) == {"z": 1}
+    assert stage.run_batch({"x": 1}, [_request(until=9.0), _request(until=11.0)]) == {"z": 1}
 
 
 def test_a_released_tensor_is_not_kept() -> None:

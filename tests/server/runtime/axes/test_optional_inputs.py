@@ -15,7 +15,8 @@ from support.server.rig import Array, Load, Replies, request, response_of
 
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 
 X = np.ones((2, 3), np.float32)
 

@@ -19,7 +19,8 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.models.lifecycle import stages
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.models.repository.repository import Repository
 from tensorferry.server.models.repository.repository_control import RepositoryController
 from tensorferry.server.runtime.recovery import recovering_instance

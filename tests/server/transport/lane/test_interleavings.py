@@ -29,7 +29,7 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.transport.lane.lane import Lane
-from tensorferry.server.wire.compression import decompress
+from tensorferry.server.wire.receiving import decompress
 
 # The errors of requests that fail, and of requests during a drain.
 FAILS, STOPS = "what to change", "the server is shutting down"

@@ -1,4 +1,4 @@
-"""Options of batching and scheduling, and of the cache of answers."""
+"""Options of batching and scheduling, of sequences, and of the cache of answers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tensorferry.server.config.parsers import (
     milliseconds,
     one_of,
     parse_pairs,
+    positive_seconds,
     size,
     switch,
 )
@@ -50,6 +51,22 @@ _pad_values = Parser(
     "a value for each input to pad, such as input_ids=0,attention_mask=0",
     "list of inputs with values",
     "INPUT=VALUE,...",
+)
+
+
+def _parse_states(text: str) -> tuple[tuple[str, str], ...]:
+    states = parse_pairs(text)
+    outputs = {output for _, output in states}
+    if "" in outputs or len(outputs) < len(states):
+        raise ValueError
+    return states
+
+
+_states = Parser(
+    _parse_states,
+    "an input and the output that is its next value, such as state=stateN",
+    "list of inputs with outputs",
+    "INPUT=OUTPUT,...",
 )
 
 
@@ -120,6 +137,34 @@ class BatchingOptions:
         milliseconds,
         "deadline of each request, counted from its arrival, unless it has an earlier one; 0: none",
         flag="slo-ms",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceOptions:
+    """Options of models that hand on state from one request of a sequence to the next, all per model."""
+
+    state: tuple[tuple[str, str], ...] = option(
+        (),
+        _states,
+        "an input that gets what an output gave for the request before it in the same sequence; can be given several times",
+        separator=",",
+    )
+    max_sequences: int = option(
+        10_000,
+        integer(1, unit="sequences"),
+        "with --state: most living sequences of each model; further starts are rejected",
+    )
+    max_state_bytes: int = option(
+        1 << 30,
+        size(),
+        "with --state: most bytes of states of each model; further starts, and requests whose states grow above it, are rejected",
+    )
+    sequence_idle: float = option(
+        60.0,
+        positive_seconds,
+        "with --state: a sequence ends when no request came for this long",
+        flag="sequence-idle-seconds",
     )
 
 

@@ -13,15 +13,14 @@ from tensorferry.batcher import Tensor
 from tensorferry.protos.tensors import from_numbers
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError
-from tensorferry.server.inference.requests.batch_axes import rows_first
 from tensorferry.server.inference.requests.codec import (
     DecodedRequest,
     ResponseSpec,
     check_input_names,
     row_count,
 )
-from tensorferry.server.inference.requests.input_contents import check_shape
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.inference.requests.input_contents import check_shape, rows_first
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.signature import TensorSpec
 
 Array = npt.NDArray[Any]

@@ -14,19 +14,24 @@ from typing import Any
 import numpy.typing as npt
 
 from tensorferry.batcher import BatcherClosed, DeadlineExceeded, OutOfMemory, Request, StatefulBatcher
-from tensorferry.batcher.execution.futures import completion_of, propagate_cancel
+from tensorferry.batcher.submitter import completion_of
 from tensorferry.server.errors import InvalidRequestError, LimitError, StepFailedError
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity
 from tensorferry.server.inference.calls.array_requests import request_of_arrays
 from tensorferry.server.inference.calls.call_graph import CallGraph
-from tensorferry.server.inference.pending_inference import PendingInference
-from tensorferry.server.inference.requests.request_origin import RequestOrigin
+from tensorferry.server.inference.pending_inference import (
+    PendingInference,
+    RequestOrigin,
+    metadata_of,
+    traced_completion,
+    traced_status,
+)
 from tensorferry.server.inference.requests.request_templates import uncached_template
-from tensorferry.server.inference.traced_completion import metadata_of, traced_completion, traced_status
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.observability.logs.trace_context import TraceContext
 from tensorferry.server.observability.tracing.trace import RequestTrace, Tracer
-from tensorferry.server.runtime.axes.no_rows import empty_outputs
+from tensorferry.server.runtime.axes import empty_outputs
 from tensorferry.server.status import INTERNAL_ERROR, StatusCode, mapped_status
 from tensorferry.serving import InvalidInput, calls_through
 
@@ -100,7 +105,7 @@ class _CallsOfBatch(AbstractContextManager[None]):
                 future.set_exception(_error_of_call(error, self._caller, model))
         else:
             # Only now, because a rejected request and its future would keep each other, and the arrays, alive.
-            propagate_cancel(future, called.cancel)
+            future.add_done_callback(lambda done: called.cancel() if done.cancelled() else None)
         return future
 
     def _enqueue(

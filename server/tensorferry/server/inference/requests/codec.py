@@ -17,7 +17,6 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import TensorError, encode_contents, encode_raw
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError, ModelFailedError, truncate
-from tensorferry.server.inference.requests.batch_axes import rows_first
 from tensorferry.server.inference.requests.input_contents import (
     DEFAULT_LIMITS,
     InputMessage,
@@ -25,6 +24,7 @@ from tensorferry.server.inference.requests.input_contents import (
     check_string_counts,
     decode_input,
     locate_contents,
+    rows_first,
 )
 from tensorferry.server.inference.responses.classification import BYTES, NO_LABELS, Classifier, class_count
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Span

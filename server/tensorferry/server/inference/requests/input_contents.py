@@ -230,3 +230,16 @@ def _decode_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     except UnicodeDecodeError as error:
         raise TensorError(f"an element is not UTF-8, which strings must be ({error})") from None
     return texts.reshape(array.shape)
+
+
+def rows_first(tensor: Tensor, spec: TensorSpec) -> Tensor:
+    """Return a client's tensor with the rows on axis 0. Several rows are copied."""
+    if not spec.batch_axis:
+        return tensor
+    shape = spec.rows_first(tensor.shape)
+    if tensor.dtype.hasobject:
+        return Tensor(tensor.dtype, shape, np.moveaxis(tensor.data, spec.batch_axis, 0))
+    if shape[0] == 1:
+        return Tensor(tensor.dtype, shape, tensor.data)
+    array = np.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape)
+    return Tensor(tensor.dtype, shape, np.moveaxis(array, spec.batch_axis, 0).tobytes())

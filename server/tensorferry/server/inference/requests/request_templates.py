@@ -23,7 +23,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.requests.codec import DecodedRequest, ResponseSpec
 from tensorferry.server.inference.responses.classification import Classifier
 from tensorferry.server.inference.responses.responses import ResponseTemplate
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.signature import Signature
 from tensorferry.server.wire.fields import DELIMITED, VARINT, MalformedError, fields, varint
 from tensorferry.server.wire.parameters import SEQUENCE_ID

@@ -21,11 +21,11 @@ from tensorferry.server.inference.requests.request_templates import (
     RequestTemplateCache,
     uncached_template,
 )
-from tensorferry.server.inference.responses.response_size import check_response_size
-from tensorferry.server.inference.responses.responses import id_field_of
+from tensorferry.server.inference.responses.responses import check_response_size, id_field_of
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
-from tensorferry.server.runtime.axes.no_rows import empty_outputs
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
+from tensorferry.server.runtime.axes import empty_outputs
 from tensorferry.server.wire import structure
 from tensorferry.server.wire.parameters import read_parameters
 from tensorferry.server.wire.receiving import parse

@@ -1,19 +1,23 @@
-"""Response bytes: the constant parts of a ModelInferResponse are serialised once and reused."""
+"""Response bytes: the constant parts of a ModelInferResponse are serialised once and reused.
+
+A response too large for a message is refused before the model runs if the shapes show it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tensorferry.batcher import Outcome
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.inference.requests.codec import ResponseSpec, encode_response
+from tensorferry.server.errors import InvalidRequestError, LimitError
+from tensorferry.server.inference.reply import Piece
+from tensorferry.server.inference.requests.codec import DecodedRequest, ResponseSpec, encode_response
 from tensorferry.server.inference.responses.classification import NO_LABELS, Classifier
-from tensorferry.server.inference.responses.response_size import response_too_large
-from tensorferry.server.inference.responses.stream_responses import Piece
+from tensorferry.server.signature import TensorSpec
 from tensorferry.server.wire.fields import encode_varint
 
 _RAW_TAG = pb.ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number << 3 | 2
@@ -21,6 +25,11 @@ _ID_TAG = pb.ModelInferResponse.DESCRIPTOR.fields_by_name["id"].number << 3 | 2
 
 # Most models' output shapes differ only in rows. This bounds memory for the others.
 _MAX_SHAPES = 64
+
+_HINT = (
+    "ask for fewer rows or outputs at once, have outputs in shared memory, or start the server with a larger "
+    "--max-message-bytes"
+)
 
 
 class ResponseTemplate:
@@ -64,7 +73,7 @@ class ResponseTemplate:
                 self._model, self._version, self._response_spec, outcome, self._classifier
             )
             if (size := message.ByteSize()) > self._max_bytes:
-                raise response_too_large(size, self._max_bytes)
+                raise _too_large(size, self._max_bytes)
             # Protobuf fields may come in any order.
             return message.SerializeToString(), id_field
         outputs = outcome.outputs
@@ -76,7 +85,7 @@ class ResponseTemplate:
                 return self._head, id_field, constant[0], array
         arrays = [outputs[name] for name in self._names]
         if (size := sum([array.nbytes for array in arrays])) > self._max_bytes:
-            raise response_too_large(size, self._max_bytes)
+            raise _too_large(size, self._max_bytes)
         shapes = tuple([array.shape for array in arrays])
         constant = self._constant_parts.get(shapes)
         if constant is None:
@@ -109,3 +118,41 @@ def id_field_of(request_id: str) -> bytes:
     """Return an id as a serialised field; b"" for none."""
     text = request_id.encode()
     return bytes([_ID_TAG]) + encode_varint(len(text)) + text if text else b""
+
+
+def check_response_size(decoded: DecodedRequest, batched: bool, max_bytes: float) -> None:
+    """Raise InvalidRequestError if the requested outputs are known to have more than `max_bytes`."""
+    spec = decoded.response_spec
+    if spec.typed:
+        # The size of typed contents depends on the values.
+        return
+    named = decoded.signature.named_lengths(tensor.shape for tensor in decoded.tensors)
+    total = 0
+    for index, output in enumerate(spec.outputs):
+        in_shared_memory = spec.spans and spec.spans[index]
+        classified = spec.class_counts and spec.class_counts[index]
+        if not in_shared_memory and not classified:
+            total += _min_bytes(output, decoded.rows if batched else None, named)
+    if total > max_bytes:
+        names = ", ".join(output.name for output in spec.outputs)
+        raise InvalidRequestError(
+            f"the response would have {total} bytes (outputs {names}), and this server sends at most {max_bytes:.0f} in a "
+            f"message: {_HINT}"
+        )
+
+
+def _min_bytes(spec: TensorSpec, rows: int | None, named: Mapping[str, int | None]) -> int:
+    """Return an output's size in bytes, 0 if its shape is unknown."""
+    if spec.any_rank:
+        return 0
+    dims = [length or 0 for length in spec.lengths(named)]
+    if rows is not None and dims:
+        dims[0] = rows
+    return math.prod(dims) * spec.datatype.size
+
+
+def _too_large(nbytes: int, max_bytes: float) -> LimitError:
+    """Return the error of a response whose size is known only after the model has run."""
+    return LimitError(
+        f"the response has {nbytes} bytes, and this server sends at most {max_bytes:.0f} in a message: {_HINT}"
+    )

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 from tensorferry.batcher import Cancelled, DeadlineExceeded
 from tensorferry.server.errors import NotReadyError
-from tensorferry.server.inference.interface import SHUTTING_DOWN
-from tensorferry.server.inference.reply import InferenceCall, LaterCall
+from tensorferry.server.inference.reply import SHUTTING_DOWN, InferenceCall, LaterCall
 from tensorferry.server.processes.suspect_requests import TrialLock
 from tensorferry.server.runtime.recovery.watchdog import Watchdog
 from tensorferry.server.system.threads import ThreadKind, new_thread

@@ -118,16 +118,14 @@ def complete_config(
 ) -> ModelConfig:
     """Return a copy of `given` in which all open fields are filled in. `signature` is that of the ONNX file.
 
+    The name is that of the source, which the repository has compared with that in `given`.
+
     A tensor without dimensions behind the batch axis gets none if the source is a file. If the source is in a
     repository, it gets the shape [1] and a reshape, as in Triton.
     """
-    config, name = ModelConfig(), source.name
+    config = ModelConfig()
     config.CopyFrom(given)
-    if config.name not in ("", name):
-        raise ModelConfigError(
-            f"the configuration of model {name!r} has the name {config.name!r}; it must be {name!r}, or none"
-        )
-    config.name = name
+    config.name = source.name
     config.platform, config.backend = PLATFORM, BACKEND
     config.default_model_filename = config.default_model_filename or source.path.name
     if config.version_policy.WhichOneof("policy_choice") is None:

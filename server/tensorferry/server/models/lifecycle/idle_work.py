@@ -19,7 +19,8 @@ from tensorferry.batcher.learning.paying_rows import powers_of_two
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ServerError, StartError
 from tensorferry.server.models.lifecycle.loader import declared_onnx
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.onnx.graph.model_file import external_files
 from tensorferry.server.onnx.loading.chosen_layout import ChosenLayout
 from tensorferry.server.onnx.loading.preparation import PreparedModel, prepare_model

@@ -23,7 +23,7 @@ from tensorferry.server.models.config_pbtxt.pbtxt import BatchingDecision, compl
 from tensorferry.server.models.config_pbtxt.supported_fields import ModelKind, check_fields
 from tensorferry.server.models.lifecycle.caching import cache_of
 from tensorferry.server.models.lifecycle.load_context import LoadContext
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.models.lifecycle.sequences import with_sequences
 from tensorferry.server.models.lifecycle.stages import build, instance_counts
 from tensorferry.server.models.lifecycle.text_models import check_task, with_head
@@ -39,7 +39,7 @@ from tensorferry.server.python.steps.ensembles import ComposingModel, plan_ensem
 from tensorferry.server.python.steps.loaded_step import LoadedStep
 from tensorferry.server.python.steps.named_model import ModelReference
 from tensorferry.server.python.steps.planning import Plan, StepBinding, place, plan_model, plan_pipeline
-from tensorferry.server.runtime.axes.empty_axes import EmptyAxes
+from tensorferry.server.runtime.axes import EmptyAxes
 from tensorferry.server.runtime.checks.sampling import varies
 from tensorferry.server.runtime.checks.trial_runs import limit_trial_runs
 from tensorferry.server.runtime.recovery.instance_health import InstanceHealth

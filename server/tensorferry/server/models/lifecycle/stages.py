@@ -29,7 +29,7 @@ from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import NotReadyError
 from tensorferry.server.models.config_pbtxt.settings import ModelSettings
 from tensorferry.server.models.lifecycle.load_context import LoadContext
-from tensorferry.server.models.lifecycle.registry import ModelStep
+from tensorferry.server.models.lifecycle.model import ModelStep
 from tensorferry.server.python.steps.loaded_step import DeclaredSequences, LoadedStep, StepInstance
 from tensorferry.server.python.steps.named_model import ModelReference, stage_model
 from tensorferry.server.python.steps.planning import Plan, PlannedStage, StepBinding

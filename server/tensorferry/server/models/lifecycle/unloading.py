@@ -1,4 +1,4 @@
-"""Unloading of models, after they have answered their accepted requests."""
+"""The end of models: each is unloaded after it has answered its accepted requests, or all as the server ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from tensorferry.batcher import StatefulBatcher
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.system import malloc
 from tensorferry.server.system.threads import ThreadKind, new_thread
 
@@ -104,3 +105,21 @@ class ModelUnloader:
         for thread in unloading:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in unloading)
+
+
+def wait_until_idle(models: Sequence[Model], until: float) -> bool:
+    """Wait until no model has a request, at most until a monotonic time; return whether that is so.
+
+    New requests are only those that models' functions and pipelines make for accepted ones. From now on no batch waits for
+    more requests, so that all of these end sooner.
+    """
+    for model in models:
+        model.batcher.flush()
+    before = -1
+    # Each model was idle at some time of a pass. If none accepted anything during the pass, all are idle at its end.
+    while (accepted := sum([model.batcher.statistics().accepted for model in models])) != before:
+        before = accepted
+        for model in models:
+            if not model.batcher.wait_idle(max(0.0, until - time.monotonic())):
+                return False
+    return True

@@ -97,11 +97,6 @@ def failure_of(url: RemoteUrl, error: BaseException) -> RemoteError:
     return kind(f"{url}: {said}")
 
 
-def has_no_credentials(error: BaseException) -> bool:
-    """Return whether S3's library has found no credentials."""
-    return any(type(each).__name__ == "NoCredentialsError" for each in _chain(error))
-
-
 def _chain(error: BaseException | None) -> list[BaseException]:
     """Return an exception and those that caused it."""
     chain: list[BaseException] = []

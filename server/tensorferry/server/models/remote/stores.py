@@ -1,25 +1,23 @@
-"""Stores by their scheme: the hub by huggingface_hub, S3 and Google Cloud Storage by fsspec, and web servers."""
+"""Stores by their scheme: the hub by huggingface_hub, S3 and Google Cloud Storage by fsspec, web servers by urllib."""
 
 from __future__ import annotations
 
 import io
 import logging
 import re
+import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from http.client import HTTPMessage, HTTPResponse
 from importlib import import_module
 from itertools import islice
 from operator import methodcaller
-from typing import Any
+from typing import IO, Any, cast
+from urllib.parse import quote, unquote, urlsplit
 
 from tensorferry.server.models.remote.download import RemoteFile, Store
-from tensorferry.server.models.remote.failures import (
-    ChangedError,
-    NoSuchBucket,
-    RemoteError,
-    has_no_credentials,
-)
-from tensorferry.server.models.remote.https import TIMEOUT_SECONDS, HttpsStore, require_https
+from tensorferry.server.models.remote.failures import ChangedError, NoSuchBucket, RemoteError
 from tensorferry.server.models.remote.url import RemoteUrl
 from tensorferry.server.system.install_command import install_command
 
@@ -29,6 +27,10 @@ MOST_FILES = 100_000
 _LOGGERS = "aiobotocore aiohttp botocore fsspec gcsfs google httpcore httpcore2 httpx httpx2 huggingface_hub s3fs urllib3"
 # Size of each request: large, because a request takes tens of milliseconds, but not so large that it takes minutes.
 _CHUNK_BYTES = 8 << 20
+# Longest wait for a connection, and for the next bytes.
+_TIMEOUT_SECONDS = 30.0
+# Characters that stay as written in a path: those with a meaning there, and "%" of what is encoded.
+_IN_PATHS = "/%:@!$&'()*+,;=~-._"
 
 
 class HubStore:
@@ -44,7 +46,7 @@ class HubStore:
         """Return the state of a file in the commit that the revision names now."""
         hub = _package("huggingface_hub", "hf", url)
         token = hub.get_token() or False
-        found = hub.get_hf_file_metadata(self._address(hub, url), token=token, timeout=TIMEOUT_SECONDS)
+        found = hub.get_hf_file_metadata(self._address(hub, url), token=token, timeout=_TIMEOUT_SECONDS)
         if not found.commit_hash:
             raise RemoteError(
                 f"{url}: the answer names no commit, so it is not from a hub; check HF_ENDPOINT, and proxies on the way"
@@ -59,7 +61,7 @@ class HubStore:
         address = self._address(hub, file.url)
 
         def check(request: Any) -> None:
-            require_https(file.url, address.partition(":")[0], request.url.scheme)
+            _require_https(file.url, address.partition(":")[0], request.url.scheme)
 
         # Not hf_hub_download: its partial files have no limits, and its cache has links, which ONNX refuses for weights.
         hub.utils.disable_progress_bars("huggingface_hub.http_get")
@@ -92,15 +94,12 @@ class HubStore:
 
 
 class BucketStore:
-    """Buckets of S3 or Google Cloud Storage, by file systems of fsspec.
+    """Buckets of S3 or Google Cloud Storage, by file systems of fsspec, which `open_filesystem` opens."""
 
-    `open_filesystem` is called with two flags: no credentials are to be sent; an address names the version of an object.
-    """
-
-    def __init__(self, open_filesystem: Callable[[RemoteUrl, bool, bool], Any]) -> None:
+    def __init__(self, open_filesystem: Callable[[RemoteUrl], Any]) -> None:
         self._open_filesystem = open_filesystem
-        self._filesystems: dict[tuple[bool, bool], Any] = {}
-        self._anonymous = False
+        # By whether addresses name the version of an object.
+        self._filesystems: dict[bool, Any] = {}
 
     def describe(self, url: RemoteUrl) -> RemoteFile:
         """Return the current state of an object, or of the version that the address names."""
@@ -130,23 +129,13 @@ class BucketStore:
         return {name: _described(url.below(name), found[path]) for path, name in names.items() if name}
 
     def _call(self, url: RemoteUrl, operation: Callable[[Any], Any]) -> Any:
-        """Return the result of an operation. A public bucket needs no credentials."""
+        """Return the result of an operation. NoSuchBucket if nothing is there, because the bucket is not."""
         try:
             return operation(self._filesystem(url))
         except FileNotFoundError:
             if self._has_bucket(url):
                 raise
             raise NoSuchBucket from None
-        except Exception as error:
-            if self._anonymous or not has_no_credentials(error):
-                raise
-            without = error
-        self._anonymous = True
-        try:
-            return self._call(url, operation)
-        except PermissionError:
-            self._anonymous = False
-            raise without from None
 
     def _has_bucket(self, url: RemoteUrl) -> bool:
         try:
@@ -157,23 +146,28 @@ class BucketStore:
         return True
 
     def _filesystem(self, url: RemoteUrl) -> Any:
-        flags = self._anonymous, url.version_id is not None
-        if flags not in self._filesystems:
-            self._filesystems[flags] = self._open_filesystem(url, *flags)
-        return self._filesystems[flags]
+        versioned = url.version_id is not None
+        if versioned not in self._filesystems:
+            self._filesystems[versioned] = self._open_filesystem(url)
+        return self._filesystems[versioned]
 
 
 # Without caches, which would hide changes.
 _UNCACHED = {"use_listings_cache": False, "skip_instance_cache": True}
 
 
-def _open_s3(url: RemoteUrl, anonymous: bool, versioned: bool) -> Any:
+def _open_s3(url: RemoteUrl) -> Any:
     client = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}
     made = _package("s3fs", "s3", url).S3FileSystem
+    # A public object needs no credentials.
+    of_fsspec = _package("fsspec.config", "s3", url).conf.get("s3", {})
+    known = "key" in of_fsspec or "profile" in of_fsspec
+    anonymous = not known and _package("botocore.session", "s3", url).Session().get_credentials() is None
+    versioned = url.version_id is not None
     return made(anon=anonymous, version_aware=versioned, config_kwargs=client, **_UNCACHED)
 
 
-def _open_gcs(url: RemoteUrl, anonymous: bool, versioned: bool) -> Any:
+def _open_gcs(url: RemoteUrl) -> Any:
     # Not that of gcsfs itself, which asks by gRPC what kind of bucket it is, also where only HTTP is answered.
     return _package("gcsfs.core", "gcs", url).GCSFileSystem(**_UNCACHED)
 
@@ -206,6 +200,82 @@ def _package(name: str, extra: str, url: RemoteUrl) -> Any:
     for logger in _LOGGERS.split():
         logging.getLogger(logger).setLevel(logging.CRITICAL + 1)
     return module
+
+
+class HttpsStore:
+    """Web servers, which have no lists of files."""
+
+    def describe(self, url: RemoteUrl) -> RemoteFile:
+        """Return the current state of a file. It asks for the first byte, because presigned addresses refuse HEAD."""
+        with _open(url, {"Range": "bytes=0-0"}) as response:
+            headers = response.headers
+            size = (headers["Content-Range"] or headers["Content-Length"] or "").rpartition("/")[2]
+            # A longer number is no size of a file.
+            known = int(size) if re.fullmatch("[0-9]{1,18}", size) else None
+            return RemoteFile(url, _version_in(response), known)
+
+    def read(self, file: RemoteFile, output: io.FileIO) -> None:
+        """Write the content of a file."""
+        with _open(file.url, {}) as response:
+            if file.version not in (None, _version_in(response)):
+                raise ChangedError(f"{file.url} has changed while it was downloaded; try again")
+            # What has arrived, so that a slow host is noticed before the chunk is full.
+            while chunk := response.read1(1 << 20):
+                output.write(chunk)
+
+    def list(self, url: RemoteUrl) -> Mapping[str, RemoteFile]:
+        """Raise RemoteError, because web servers have no lists of files."""
+        raise RemoteError(f"{url}: web servers cannot list files")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but not from https to http."""
+
+    def __init__(self, url: RemoteUrl) -> None:
+        self._url = url
+
+    def redirect_request(
+        self,
+        request: urllib.request.Request,
+        response: IO[bytes],
+        code: int,
+        message: str,
+        headers: HTTPMessage,
+        target: str,
+    ) -> urllib.request.Request | None:
+        # Its body is not needed. urllib would read it as a whole.
+        response.close()
+        _require_https(self._url, request.type, urlsplit(target).scheme)
+        return super().redirect_request(request, response, code, message, headers, target)
+
+
+def _require_https(url: RemoteUrl, before: str, after: str) -> None:
+    """Raise RemoteError if a redirect leads from https to another scheme."""
+    if after not in (before, "https"):
+        raise RemoteError(
+            f"{url}: the host redirects to an address that is not https://, which is refused; give the address of the file "
+            "itself"
+        )
+
+
+def _open(url: RemoteUrl, headers: Mapping[str, str]) -> HTTPResponse:
+    query = f"?{url.query}" if url.query else ""
+    address = f"{url.scheme}://{url.container}/{quote(url.path, safe=_IN_PATHS)}{query}"
+    request = urllib.request.Request(address, headers={"User-Agent": "tensorferry", **headers})
+    if url.credentials:
+        encoded = b64encode(unquote(url.credentials).encode()).decode()
+        # "Unredirected" headers are not sent to the target of a redirect.
+        request.add_unredirected_header("Authorization", f"Basic {encoded}")
+    opener = urllib.request.build_opener(_Redirects(url))
+    try:
+        return cast(HTTPResponse, opener.open(request, timeout=_TIMEOUT_SECONDS))
+    except urllib.request.HTTPError as error:
+        error.close()
+        raise
+
+
+def _version_in(response: HTTPResponse) -> str | None:
+    return response.headers["ETag"] or response.headers["Last-Modified"]
 
 
 StoreOf = Callable[[RemoteUrl], Store]

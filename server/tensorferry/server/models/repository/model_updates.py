@@ -9,16 +9,32 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource
+from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import LoadFailedError, NotFoundError, StartError
 from tensorferry.server.models.config_pbtxt.ensembles import is_ensemble
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.models.lifecycle.unloading import ModelUnloader
 from tensorferry.server.models.repository.declared_sources import declared_source, named_steps
 from tensorferry.server.models.repository.repository import Repository, ServedVersion
-from tensorferry.server.models.repository.uploaded_files import UploadedFiles
+from tensorferry.server.system.scratch_directory import ScratchDirectory
 
 _log = logging.getLogger("tensorferry.server")
+
+
+class UploadedFiles:
+    """A model's files in a temporary directory, which is deleted with this object. OSError if they cannot be stored.
+
+    The keys of `files` are paths relative to the model's directory.
+    """
+
+    def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
+        self._scratch = ScratchDirectory()
+        self.directory = self._scratch.path
+        for file, content in files.items():
+            path = self.directory / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
 
 
 class Sent(NamedTuple):
@@ -234,8 +250,6 @@ class ModelUpdater:
         self._registry.mark_loading(name, number)
         try:
             if not ensemble:
-                if uploaded is not None and source.path.suffix == PYTHON_SUFFIX:
-                    raise StartError(f"{source.path.name} is Python code, which a client cannot send")
                 with self._loading():
                     source = declared_source(source)
                 problem = self._update_steps(source, update)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.config.directory_advice import advice_for
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource
 from tensorferry.server.errors import StartError
 from tensorferry.server.models.config_pbtxt.ensembles import is_ensemble
@@ -63,7 +64,12 @@ class Repository:
 
         RepositoryError if a directory cannot be read.
         """
-        return [_empty_reason(root) for root in self.roots if not _names(root)]
+        return [
+            f"the model repository {root} has no model, NAME/VERSION/{_MODEL_FILE} with a number of at least 1 as VERSION"
+            + (f": {advice}" if (advice := advice_for(root)) else "")
+            for root in self.roots
+            if not _names(root)
+        ]
 
     def versions(self, name: str, config: ModelConfig | None = None) -> Sequence[ServedVersion]:
         """Return the versions that the model's version policy selects, ascending; empty if there is no such model.
@@ -104,25 +110,6 @@ def _is_model_directory(directory: Path) -> bool:
     except OSError:
         # The error is reported when the model is loaded.
         return True
-
-
-def _empty_reason(root: Path) -> str:
-    if _is_model_directory(root):
-        return (
-            f"the model repository {root} is the directory of one model: give its parent directory, "
-            f"--model-repository {root.absolute().parent}"
-        )
-    files = sorted(file.name for file in root.glob("*.onnx"))
-    if files:
-        return (
-            f"the model repository {root} has no model: it has files such as {files[0]}; move it to "
-            f"{root / files[0].removesuffix('.onnx') / '1' / _MODEL_FILE}, or serve it directly: tensorferry serve "
-            f"{root / files[0]}"
-        )
-    return (
-        f"the model repository {root} has no model: it has no file NAME/VERSION/{_MODEL_FILE}, where VERSION is a "
-        "number of at least 1"
-    )
 
 
 def _directories(root: Path) -> Sequence[str]:

@@ -27,11 +27,11 @@ from tensorferry.server.errors import (
     NotReadyError,
     StartError,
 )
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry, ModelState
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState
 from tensorferry.server.models.lifecycle.unloading import ModelUnloader
-from tensorferry.server.models.repository.model_updates import ModelUpdater, Sent, Update
+from tensorferry.server.models.repository.model_updates import ModelUpdater, Sent, Update, UploadedFiles
 from tensorferry.server.models.repository.repository import Repository
-from tensorferry.server.models.repository.uploaded_files import UploadedFiles
 from tensorferry.server.system.threads import ThreadKind, new_thread
 
 _log = logging.getLogger("tensorferry.server")

@@ -1,4 +1,4 @@
-"""ModelStatistics, status and metrics page of several processes, merged into one of each. All functions are pure.
+"""ModelStatistics, status and metrics page of a server of several processes: each is asked for its own, and they are merged.
 
 Each process is a whole server with its own models and counts, so counts are summed. But on the metrics page the series of
 each process have its number as a label: sums would fall when a process is replaced, and Prometheus would count what is
@@ -7,16 +7,21 @@ left of them again.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
+from prometheus_client.exposition import choose_encoder
+
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.models.lifecycle.registry import ModelState
+from tensorferry.server.observability.monitoring.http_server import PageRenderer
 from tensorferry.server.observability.monitoring.metrics.metric_names import ProcessMetric
 from tensorferry.server.observability.monitoring.status_report import MAX_BATCHES
+from tensorferry.server.processes.peers import Peers
 
 # Fields of a model's or stage's status that have only counts.
 _COUNTS = ("requests", "refusals", "times", "answer_seconds", "predictions", "padding", "queue", "sequences")
@@ -27,6 +32,41 @@ _NAME = re.compile(r"[a-zA-Z_:][\w:]*", re.ASCII)
 _COMMON = frozenset(metric.on_page for metric in ProcessMetric)
 
 _T = TypeVar("_T")
+
+# What a process asks of the others.
+_STATISTICS, _METRICS, _STATUS = "statistics", "metrics", "status"
+
+Statistics = Callable[[pb.ModelStatisticsRequest], pb.ModelStatisticsResponse]
+
+
+def statistics_of_all(peers: Peers, own: Statistics) -> Statistics:
+    """Return ModelStatistics of all processes. `own` returns that of this one, for the others too."""
+
+    def answer(content: bytes) -> bytes:
+        return own(pb.ModelStatisticsRequest.FromString(content)).SerializeToString()
+
+    def statistics(request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+        answers = peers.ask(_STATISTICS, request.SerializeToString())
+        return merged_statistics([pb.ModelStatisticsResponse.FromString(each) for each in answers])
+
+    peers.on(_STATISTICS, answer)
+    return statistics
+
+
+def page_of_all(peers: Peers, own: PageRenderer) -> PageRenderer:
+    """Return the metrics page of all processes. `own` returns that of this one, for the others too."""
+
+    def page(accept: str) -> tuple[bytes, str]:
+        return joined_page(peers.ask(_METRICS, accept.encode())), choose_encoder(accept)[1]
+
+    peers.on(_METRICS, lambda content: labelled_page(own(content.decode())[0], peers.index))
+    return page
+
+
+def status_of_all(peers: Peers, own: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    """Return the status of all processes. `own` returns that of this one, for the others too."""
+    peers.on(_STATUS, lambda content: json.dumps(own()).encode())
+    return lambda: merged_status([json.loads(each) for each in peers.ask(_STATUS)])
 
 
 def merged_statistics(responses: Sequence[pb.ModelStatisticsResponse]) -> pb.ModelStatisticsResponse:

@@ -22,7 +22,8 @@ from tensorferry.batcher import (
 )
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry, ModelState, RegistryEntry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState, RegistryEntry
 from tensorferry.server.observability.monitoring.metrics.metric_names import OUTCOMES
 from tensorferry.server.observability.monitoring.processes import ProcessStatus, resident_bytes
 from tensorferry.server.observability.monitoring.step_statistics import ModelCounts, StageCounts, counts_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tensorferry.batcher import BatcherSettings, BatcherStatistics, Pipeline
-from tensorferry.server.models.lifecycle.registry import Model, ModelStep
+from tensorferry.server.models.lifecycle.model import Model, ModelStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tensorferry.batcher import StageOutcome
 from tensorferry.server.identity import ANONYMOUS
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.observability.logs import logs
 from tensorferry.server.observability.logs.log_writer import BackgroundWriter
 from tensorferry.server.observability.logs.trace_context import TraceContext

@@ -17,8 +17,9 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor
@@ -30,12 +31,14 @@ from opentelemetry.trace.span import TraceState
 from tensorferry.batcher import BatchInfo, ResponseBurstHook, StageOutcome
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.identity import ANONYMOUS
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.observability.logs.trace_context import TraceContext
-from tensorferry.server.observability.tracing.otel_sampling import Sampler
 from tensorferry.server.observability.tracing.trace import RequestTrace
 
 _log = logging.getLogger("tensorferry.server")
+
+# Function from the caller's span to the trace id of a sampled request; None if it is not sampled.
+Sampler: TypeAlias = Callable[[TraceContext | None], int | None]
 
 _FLAGS = TraceFlags(TraceFlags.SAMPLED)
 

@@ -1,9 +1,14 @@
-"""Export of OpenTelemetry spans through the SDK's queue, configured by the standard variables."""
+"""Sampling of requests, and export of OpenTelemetry spans through the SDK's queue, configured by the standard variables.
+
+The SDK's own samplers need a context, attributes and a name. Creating these would be the greatest part of an unsampled
+request's cost.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import random
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -15,12 +20,13 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 
 from tensorferry.batcher import ResponseBurstHook
 from tensorferry.server.errors import StartError
-from tensorferry.server.observability.tracing.otel import OpenTelemetrySource
-from tensorferry.server.observability.tracing.otel_sampling import sampler_of
+from tensorferry.server.observability.logs.trace_context import TraceContext
+from tensorferry.server.observability.tracing.otel import OpenTelemetrySource, Sampler
 from tensorferry.server.system.threads import ThreadKind, new_thread
 
 _log = logging.getLogger("tensorferry.server")
 
+_SAMPLER, _ARGUMENT = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
 _EXPORTER = "OTEL_TRACES_EXPORTER"
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _DISABLED = "OTEL_SDK_DISABLED"
@@ -28,6 +34,11 @@ _PROPAGATORS = "OTEL_PROPAGATORS"
 
 # Time for an aborted export to end.
 _ABORT_SECONDS = 0.5
+
+# The decision depends on the last 64 bits of the trace id, as in the SDKs, so all services agree.
+_BITS = (1 << 64) - 1
+_PARENT_BASED = "parentbased_"
+_NAMES = ("always_on", "always_off", "traceidratio")
 
 
 class SpanExport:
@@ -75,6 +86,48 @@ class SpanExport:
         self._exporter.shutdown()
         thread.join(_ABORT_SECONDS)
         return False
+
+
+def sampler_of(environment: Mapping[str, str]) -> Sampler:
+    """Return the sampler that the standard variables name. StartError for an unknown one."""
+    given = environment.get(_SAMPLER, "").strip().lower() or f"{_PARENT_BASED}always_on"
+    name = given.removeprefix(_PARENT_BASED)
+    if name not in _NAMES:
+        allowed = ", ".join((*_NAMES, *(_PARENT_BASED + each for each in _NAMES)))
+        raise StartError(f"{_SAMPLER} is {given!r}; it must be one of {allowed}")
+    bound = {"always_on": _BITS + 1, "always_off": 0}.get(name)
+    if bound is None:
+        bound = round(_ratio(environment) * (_BITS + 1))
+    return _sampler(bound, by_parent=given != name)
+
+
+def _ratio(environment: Mapping[str, str]) -> float:
+    text = environment.get(_ARGUMENT, "").strip() or "1"
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio <= 1:
+        raise StartError(f"{_ARGUMENT} is {text!r}; it must be a share of the traces, from 0 to 1")
+    return ratio
+
+
+def _sampler(bound: int, *, by_parent: bool) -> Sampler:
+    bits = random.SystemRandom().getrandbits(64)
+    # Ids need not be unpredictable, and a system call for each id would cost several times as much.
+    new_id = random.Random(bits).getrandbits
+
+    def sample(parent: TraceContext | None) -> int | None:
+        if parent is not None:
+            trace_id = int(parent.trace_id, 16)
+            sampled = parent.sampled if by_parent else trace_id & _BITS < bound
+        else:
+            trace_id = new_id(128)
+            # Zero is not a valid id.
+            sampled = trace_id & _BITS < bound and trace_id != 0
+        return trace_id if sampled else None
+
+    return sample
 
 
 def _exporter(environment: Mapping[str, str]) -> SpanExporter | None:

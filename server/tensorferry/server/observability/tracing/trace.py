@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tensorferry.batcher import BatchInfo, StageOutcome
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.observability.logs.trace_context import TraceContext
 from tensorferry.server.status import Status
 

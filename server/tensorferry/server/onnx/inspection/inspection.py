@@ -15,7 +15,7 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.models.config_pbtxt.ensembles import is_ensemble
 from tensorferry.server.models.config_pbtxt.pbtxt import BatchingDecision
 from tensorferry.server.models.lifecycle.loader import declared_onnx
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.models.repository.declared_sources import (
     declared_source,
     declared_sources,

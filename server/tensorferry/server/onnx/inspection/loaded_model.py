@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tensorferry.server.errors import ModelFailedError, StepFailedError
-from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.onnx.measuring.batch_times import BatchTime, time_batches
 from tensorferry.server.onnx.measuring.measurements import Measurements, lengths_of
 from tensorferry.server.runtime.checks.sampling import Array, random_inputs, working_size

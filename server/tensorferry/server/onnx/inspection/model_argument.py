@@ -14,7 +14,8 @@ from tensorferry.server.config.server_config import OPTIONS, PYTHON_SUFFIX, Mode
 from tensorferry.server.errors import StartError
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.models.repository.repository import Repository
 from tensorferry.server.runtime.devices import choose_device
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from tensorferry.server.models.config_pbtxt.io_mapping import IoMapping
 from tensorferry.server.processes.child import Child, Outcome, run_in_child
-from tensorferry.server.runtime.axes.empty_axes import AxisSet, EmptyAxes, axis_sets_to_test
+from tensorferry.server.runtime.axes import AxisSet, EmptyAxes, axis_sets_to_test
 from tensorferry.server.runtime.checks.check_cache import CheckCache
 from tensorferry.server.runtime.checks.sampling import random_array
 from tensorferry.server.runtime.ort_options import OrtOptions

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tensorferry.server.processes.functions.function_child import FunctionChild
 from tensorferry.server.processes.functions.values import digest_of_inputs
 from tensorferry.server.processes.suspect_requests import REFUSED, REFUSED_SECONDS, RefusedRequests
 from tensorferry.server.python.functions.answers import NO_MORE, Answers
+from tensorferry.server.python.functions.call import requests_of
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -237,14 +237,11 @@ class WorkerProcess:
         return ProcessDied(REFUSED, how)
 
     def _check_refused(self, inputs: Mapping[str, Array], rows: Sequence[int]) -> None:
-        if not self._refused:
-            return
-        if len(rows) <= 1:
-            requests = [inputs]
-        else:
-            bounds = pairwise(accumulate(rows, initial=0))
-            requests = [{name: array[first:end] for name, array in inputs.items()} for first, end in bounds]
-        if any(self._refused.has_digest(digest_of_inputs(self._model, each)) for each in requests):
+        # Nearly always none is refused, so that nothing is hashed.
+        if self._refused and any(
+            self._refused.has_digest(digest_of_inputs(self._model, each))
+            for each in requests_of(inputs, rows)
+        ):
             raise RequestRefused
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,15 @@ def bound_call(declared: FunctionModel) -> Call:
         f"model {declared.name!r} has the inputs {names}, but its function takes {[one.name for one in parameters]}: name "
         "its parameters as the inputs"
     )
+
+
+def requests_of(inputs: Mapping[str, Any], rows: Sequence[int]) -> Iterator[Mapping[str, Any]]:
+    """Yield the inputs of each request of a batch, which has so many rows; no `rows` means one request."""
+    if len(rows) < 2:
+        yield inputs
+        return
+    for first, end in pairwise(accumulate(rows, initial=0)):
+        yield {name: array[first:end] for name, array in inputs.items()}
 
 
 def _read_only(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.models.config_pbtxt.instance_groups import InstanceGroup
@@ -30,15 +32,15 @@ from tensorferry.server.python.models.instance import (
     checked_call,
 )
 from tensorferry.server.python.models.load_check import LoadCheck, check_at_load
-from tensorferry.server.python.models.signature import signature_of_function
 from tensorferry.server.python.steps.loaded_step import LoadedStep, StepInstance
-from tensorferry.server.runtime.axes.empty_axes import EmptyAxes, axis_sets_to_test
+from tensorferry.server.runtime.axes import EmptyAxes, axis_sets_to_test
 from tensorferry.server.runtime.checks.sampling import Array, varies
 from tensorferry.server.runtime.checks.trial_runs import trial_run
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.recovery.instance_health import InstanceHealth
 from tensorferry.server.runtime.recovery.watchdog import RunLimits, Watchdog
-from tensorferry.serving import DeclarationError, FunctionModel
+from tensorferry.server.signature import Signature, TensorSpec
+from tensorferry.serving import DeclarationError, FunctionModel, TensorType
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -110,6 +112,27 @@ def load_function_step(
         python=True,
         streams=declared.streams,
         impure="" if declared.pure else f"function {declared.name!r} is not declared with pure=True",
+    )
+
+
+def signature_of_function(declared: FunctionModel) -> Signature:
+    """Return the signature that clients see. A function of one row gets the axis of rows in front."""
+    return Signature(
+        tuple(
+            replace(_spec(name, type_, declared.batched), most_bytes=declared.most_request_bytes)
+            for name, type_ in declared.inputs.items()
+        ),
+        tuple(_spec(name, type_, declared.batched) for name, type_ in declared.outputs.items()),
+    )
+
+
+def _spec(name: str, type_: TensorType, batched: bool) -> TensorSpec:
+    dims = tuple("" if dim == -1 else dim for dim in type_.dims)
+    return TensorSpec(
+        name,
+        DATATYPES[type_.datatype],
+        dims if batched else ("", *dims),
+        binary=type_.datatype == "BYTES" and not type_.text,
     )
 
 

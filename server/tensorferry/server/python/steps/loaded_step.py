@@ -11,7 +11,7 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.models.config_pbtxt.pbtxt import BatchingDecision
 from tensorferry.server.models.config_pbtxt.settings import ModelSettings
 from tensorferry.server.processes.functions.worker_process import WorkerProcess
-from tensorferry.server.runtime.axes.empty_axes import EmptyAxes
+from tensorferry.server.runtime.axes import EmptyAxes
 from tensorferry.server.runtime.recovery.instance_health import InstanceHealth
 from tensorferry.server.signature import Signature
 

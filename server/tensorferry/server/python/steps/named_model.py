@@ -14,7 +14,7 @@ from tensorferry.batcher import (
     StatefulBatcher,
     Tensor,
 )
-from tensorferry.server.runtime.axes.empty_axes import EmptyAxes
+from tensorferry.server.runtime.axes import EmptyAxes
 from tensorferry.server.signature import Signature, TensorSpec
 
 

@@ -8,10 +8,9 @@ import inspect
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from tensorferry.server.errors import (
 from tensorferry.server.models.config_pbtxt.pbtxt import datatype_of, is_complete
 from tensorferry.server.python.functions.answers import NO_MORE, Answers
 from tensorferry.server.python.functions.app_file import import_module
+from tensorferry.server.python.functions.call import requests_of
 from tensorferry.server.python.functions.failure import text_of, traceback_text
 from tensorferry.server.python.triton import backend_utils
 from tensorferry.server.python.triton.backend_utils import (
@@ -227,7 +227,7 @@ class _Instance:
 
     def run(self, inputs: Mapping[str, Any], rows: Sequence[int]) -> Mapping[str, Any]:
         """Run a batch of requests, each of which has so many rows; no `rows` means one request."""
-        requests = [self._request(part) for part in _parts(inputs, rows)]
+        requests = [self._request(part) for part in requests_of(inputs, rows)]
         responses = self._executed(requests)
         count = 0 if responses is None else len(responses)
         if count != len(requests):
@@ -345,11 +345,3 @@ class _SentAnswers:
             if not self._over:
                 self._sent = sent
                 self._changed.notify_all()
-
-
-def _parts(inputs: Mapping[str, Any], rows: Sequence[int]) -> Iterator[Mapping[str, Any]]:
-    if len(rows) < 2:
-        yield inputs
-        return
-    for first, end in pairwise(accumulate(rows, initial=0)):
-        yield {name: array[first:end] for name, array in inputs.items()}

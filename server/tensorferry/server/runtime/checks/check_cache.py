@@ -10,14 +10,13 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tensorferry.server.runtime.ort import onnxruntime
 from tensorferry.server.runtime.ort_options import OrtOptions
@@ -26,8 +25,6 @@ from tensorferry.server.system.private_files import make_private_folder
 from tensorferry.server.system.threads import ThreadKind, new_thread
 
 _log = logging.getLogger("tensorferry.server")
-
-_T = TypeVar("_T")
 
 # To be increased when the checks or the format of the cache change.
 _VERSION = 5
@@ -46,36 +43,21 @@ def cache_directory() -> Path | None:
         return None
 
 
-def digest_of(path: Path, conditions: str, libraries: Iterable[Path] = ()) -> str:
-    """Return a digest of a model's file, its external data, its libraries, and the conditions of the result."""
+def digest_of(files: Iterable[Path], conditions: str) -> str:
+    """Return a digest of files and of the conditions of the result."""
     digest = hashlib.sha256(conditions.encode())
-    for each in (path, *_cached_by_status(_external_data, path), *libraries):
-        # Weights may contain bytes that look like a reference to a file, but rarely name an existing one.
-        if os.path.isfile(each):
-            digest.update(_cached_by_status(_digest, each))
+    for each in files:
+        with each.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
-def _cached_by_status(function: Callable[[Path, int, int, int], _T], path: Path) -> _T:
-    """Call a cached function with a file and its status, so that it reads an unchanged file once."""
-    status = path.stat()
-    return function(path, status.st_ino, status.st_mtime_ns, status.st_size)
-
-
-@lru_cache(maxsize=1024)
-def _digest(path: Path, _inode: int, _modified: int, _size: int) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
-@lru_cache(maxsize=1024)
-def _external_data(path: Path, _inode: int, _modified: int, size: int) -> list[Path]:
-    """Return the files to which a model may refer."""
-    if not size:
-        return []
+def files_of(path: Path) -> list[Path]:
+    """Return a model's file, and the files of its external data. ValueError if it is empty."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         names = set(_locations(data))
-    return sorted(path.parent / name for name in names)
+    # Weights may contain bytes that look like a reference to a file, but rarely name an existing one.
+    return [path, *(each for name in sorted(names) if os.path.isfile(each := path.parent / name))]
 
 
 def _locations(data: mmap.mmap) -> Iterator[Path]:
@@ -124,6 +106,8 @@ class CheckCache:
         self._conditions = repr((_VERSION, versions, onnxruntime.__version__, options, self.devices))
         self._made = time.time_ns()
         self._status = _status(path)
+        # Set before the digest.
+        self._files: list[Path] = []
         self._digest: Future[str] = Future()
         if self._directory is None or self._status is None:
             # The session reports a missing file.
@@ -136,17 +120,17 @@ class CheckCache:
         digest = ""
         # A file that is being copied may be empty for a moment, and such a file cannot be mapped.
         with suppress(OSError, ValueError):
-            digest = digest_of(self._path, self._conditions, self._libraries)
+            self._files = [*files_of(self._path), *self._libraries]
+            digest = digest_of(self._files, self._conditions)
         self._digest.set_result(digest)
 
     def _has_changed(self) -> bool:
         """Return whether a file may have changed since this object was made."""
         try:
-            files = (self._path, *_cached_by_status(_external_data, self._path), *self._libraries)
             return _status(self._path) != self._status or any(
-                os.path.isfile(each) and each.stat().st_ctime_ns > self._made for each in files
+                each.stat().st_ctime_ns > self._made for each in self._files
             )
-        except (OSError, ValueError):
+        except OSError:
             return True
 
     def _entry(self, kind: str, conditions: object) -> Path | None:

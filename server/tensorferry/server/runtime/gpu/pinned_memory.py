@@ -1,15 +1,19 @@
-"""Memory for batches: page-locked host memory and device memory."""
+"""Memory for batches, page-locked on the host and on the device, and CUDA streams with a priority."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tensorferry.server.errors import StartError
 from tensorferry.server.runtime.gpu import capture_lock
 from tensorferry.server.system.install_command import install_command
+
+_log = logging.getLogger("tensorferry.server")
 
 
 class MemoryBlock:
@@ -106,3 +110,23 @@ class DeviceMemory:
         if error != self._cuda.cudaError_t.cudaSuccess:
             raise RuntimeError(f"CUDA failure {int(error)}: {error.name}")
         return values[0] if len(values) == 1 else values
+
+
+def create_stream(device: str, first: bool | None, path: Path) -> MemoryBlock | None:
+    """Create a stream for a model on this device, whose kernels start before or after those of other streams.
+
+    ONNX Runtime creates its streams without a priority, and a stream's priority cannot be changed later. None if the model
+    needs none, or, with a warning, if that fails.
+    """
+    if first is None or device == "cpu":
+        return None
+    try:
+        return DeviceMemory(int(device.partition(":")[2])).stream(first=first)
+    except (StartError, RuntimeError) as error:
+        _log.warning("%s on %s runs without a priority: %s", path, device, error)
+        return None
+
+
+def keep_until_closed(session: Any, stream: MemoryBlock) -> None:
+    """Keep the stream until ONNX Runtime's session is freed. Bindings may keep the session longer than the server."""
+    weakref.finalize(getattr(session, "_sess", session), lambda stream: None, stream).atexit = False

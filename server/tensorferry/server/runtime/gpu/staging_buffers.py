@@ -333,12 +333,10 @@ class StagingBuffers:
                 array[...] = inputs[name]
         return batch
 
-    def use_captured(self, shapes: CapturedShapes | None) -> None:
-        """Run batches as captured graphs from now on, padded if necessary. None drops all captured graphs."""
+    def use_captured(self, shapes: CapturedShapes) -> None:
+        """Run batches as captured graphs from now on, padded if necessary."""
         self._captured_shapes = shapes
         self._layouts.clear()
-        if shapes is None:
-            self._captured_slots.clear()
 
     def capture(self, shapes: Mapping[str, Shape], numbers: Sequence[int], check: Callable[[], None]) -> None:
         """Create a slot for batches of these shapes for each of the graph numbers.
@@ -367,8 +365,8 @@ class StagingBuffers:
             return
         if slot.graph is None:
             self._device.release(slot)
-        elif (captured := self._captured_slots.get(batch.key)) is not None:
-            captured.append(slot)
+        else:
+            self._captured_slots[batch.key].append(slot)
 
 
 def _pad(batch: StagedBatch) -> None:

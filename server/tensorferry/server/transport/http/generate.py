@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.inference.responses.stream_responses import Piece
+from tensorferry.server.inference.reply import Piece
 from tensorferry.server.transport.http.answers import EVENTS, dumps, response
 from tensorferry.server.transport.http.infer_requests import Describe, Model
 from tensorferry.server.transport.http.json_values import (

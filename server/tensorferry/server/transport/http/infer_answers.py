@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.inference.responses.stream_responses import Piece
+from tensorferry.server.inference.reply import Piece
 from tensorferry.server.transport.http.answers import OCTETS, dumps, response, response_head
 from tensorferry.server.transport.http.infer_requests import AnswerForm
 from tensorferry.server.transport.http.json_values import json_values, value_of

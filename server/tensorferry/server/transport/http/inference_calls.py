@@ -11,8 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.identity import ClientIdentity
-from tensorferry.server.inference.interface import InlineRunner
-from tensorferry.server.inference.reply import InferenceReply
+from tensorferry.server.inference.reply import InferenceReply, InlineRunner
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.status import StatusCode
 from tensorferry.server.system.threads import HandlerThreads

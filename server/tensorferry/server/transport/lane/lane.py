@@ -25,8 +25,13 @@ import grpc
 from tensorferry.batcher import QueueFull
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.identity import ClientIdentity, Metadata
-from tensorferry.server.inference.interface import MAX_INLINE_SECONDS, InlineRunner
-from tensorferry.server.inference.reply import InferenceCall, InferenceReply, TakeAnswer
+from tensorferry.server.inference.reply import (
+    MAX_INLINE_SECONDS,
+    InferenceCall,
+    InferenceReply,
+    InlineRunner,
+    TakeAnswer,
+)
 from tensorferry.server.inference.requests.unpacking import Unpacker
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.status import Status
@@ -38,7 +43,7 @@ from tensorferry.server.transport.lane.stream import StreamCall
 from tensorferry.server.transport.lane.unary import UNARY, UnaryCall
 from tensorferry.server.transport.stream_registry import StreamRegistry
 from tensorferry.server.transport.transport_state import TransportState
-from tensorferry.server.wire.compression import is_compressed
+from tensorferry.server.wire.receiving import is_compressed
 
 _log = logging.getLogger("tensorferry.server")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.inference.reply import InferenceReply
-from tensorferry.server.inference.stream_options import encode_or_status
+from tensorferry.server.inference.responses.stream_responses import encode_or_status
 from tensorferry.server.status import INTERNAL_ERROR, Status
 from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.lane import cygrpc

@@ -5,37 +5,44 @@ Serving a request updates no metric. Names and help texts are in `metric_names.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 from prometheus_client import ProcessCollector
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric
-
-from tensorferry.batcher import CloseReason, EndReason, StatefulBatcher
-from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry, ModelState, RegistryEntry
-from tensorferry.server.observability.monitoring.metrics.metric_families import (
-    empty_families,
-    row_buckets,
-    time_buckets,
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
 )
+from prometheus_client.samples import Exemplar as ShownExemplar
+
+from tensorferry.batcher import BOUNDS, CloseReason, EndReason, Histogram, StatefulBatcher
+from tensorferry.server.models.lifecycle.model import Model, ModelStep
+from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState, RegistryEntry
+from tensorferry.server.observability.logs.exemplars import Exemplars
 from tensorferry.server.observability.monitoring.metrics.metric_names import (
     GPU_LABELS,
     MODEL_LABELS,
     OUTCOMES,
     UNANSWERED,
     GpuMetric,
+    MetricName,
     ModelMetric,
     ProcessMetric,
     ServerMetric,
+    StepMetric,
 )
-from tensorferry.server.observability.monitoring.metrics.step_metrics import step_families
 from tensorferry.server.observability.monitoring.metrics.triton_metrics import triton_text
-from tensorferry.server.observability.monitoring.processes import ProcessStatus
+from tensorferry.server.observability.monitoring.processes import ProcessStatus, resident_bytes
 from tensorferry.server.observability.monitoring.step_statistics import ModelCounts, counts_of
+from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.runtime.gpu.gpu_readings import GpuReader, GpuStatistics
 from tensorferry.server.runtime.recovery.instance_health import InstanceEvent
 
@@ -54,6 +61,12 @@ _CODES = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.INTERNAL,
 )
+_KINDS: Mapping[str, Callable[..., Any]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+_N = TypeVar("_N", bound=MetricName)
 # Values by the labels in addition to those of the group.
 _Values: TypeAlias = Mapping[tuple[str, ...], float]
 
@@ -130,7 +143,7 @@ class Metrics:
 
 def model_families(entries: Sequence[RegistryEntry], counted: Sequence[ModelCounts]) -> Sequence[Metric]:
     """Return the metrics of these models."""
-    found = empty_families(ModelMetric, MODEL_LABELS)
+    found = _empty_families(ModelMetric, MODEL_LABELS)
     for entry in entries:
         if not entry.is_unloaded:
             ready = entry.state is ModelState.READY
@@ -142,20 +155,64 @@ def model_families(entries: Sequence[RegistryEntry], counted: Sequence[ModelCoun
             for labels, value in values.items():
                 found[metric].add_metric((*of, *labels), value)
         found[ModelMetric.BATCH_ROWS].add_metric(
-            of, row_buckets(counts.batch_rows, model.max_batch_size), counts.rows
+            of, _row_buckets(counts.batch_rows, model.max_batch_size), counts.rows
         )
         for metric, times, exemplars in (
             (ModelMetric.LATENCY, counts.latencies, model.exemplars),
             (ModelMetric.QUEUE_DELAY, counts.queue_delays, None),
             (ModelMetric.COMPUTE_TIME, counts.compute_times, None),
         ):
-            found[metric].add_metric(of, time_buckets(times, exemplars), times.sum)
+            found[metric].add_metric(of, _time_buckets(times, exemplars), times.sum)
     return list(found.values())
+
+
+def step_families(counted: Sequence[ModelCounts]) -> Sequence[Metric]:
+    """Return the metrics of the steps and stages of these models, without those that none has."""
+    found = _empty_families(StepMetric, MODEL_LABELS)
+    for one in counted:
+        of = (one.model.name, one.model.version)
+        # A pipeline may have several steps of one name.
+        batches, seconds = defaultdict[str, int](int), defaultdict[str, float](float)
+        for counts in one.steps():
+            batches[counts.step.name] += counts.batches
+            seconds[counts.step.name] += counts.seconds
+        for step, ran in batches.items():
+            found[StepMetric.STEP_BATCHES].add_metric((*of, step), ran)
+            found[StepMetric.STEP_SECONDS].add_metric((*of, step), seconds[step])
+        for step, processes in _processes_of(one.model.steps).items():
+            pids = [pid for process in processes if (pid := process.pid) is not None]
+            name = (*of, step)
+            found[StepMetric.STEP_PROCESSES].add_metric(name, len(pids))
+            found[StepMetric.STEP_RESTARTS].add_metric(name, sum(process.restarts for process in processes))
+            found[StepMetric.STEP_MEMORY].add_metric(name, sum(resident_bytes(pid) or 0 for pid in pids))
+        for stage in one.stages:
+            name, ended = (*of, stage.name), stage.counts
+            for outcome in (*OUTCOMES, "refused"):
+                found[StepMetric.STAGE_REQUESTS].add_metric(
+                    (*of, outcome, stage.name), getattr(ended, outcome)
+                )
+            found[StepMetric.STAGE_REQUEST_SECONDS].add_metric(name, ended.answer_times.total_sum)
+            delays, rows = ended.queue_delays, stage.settings.max_batch_size
+            found[StepMetric.STAGE_QUEUE_DELAY].add_metric(name, _time_buckets(delays), delays.sum)
+            found[StepMetric.STAGE_BATCH_ROWS].add_metric(
+                name, _row_buckets(ended.batch_rows, rows), ended.rows
+            )
+            found[StepMetric.STAGE_QUEUED_ROWS].add_metric(name, ended.sizes.queued_rows)
+    return [family for family in found.values() if family.samples]
+
+
+def _processes_of(steps: Sequence[ModelStep]) -> Mapping[str, Sequence[WorkerProcess]]:
+    """Return the processes of each step that has some, by name."""
+    found: dict[str, list[WorkerProcess]] = {}
+    for step in steps:
+        if step.processes:
+            found.setdefault(step.name, []).extend(step.processes)
+    return found
 
 
 def server_families(server: ServerStatistics) -> Sequence[Metric]:
     """Return the metrics of the server as a whole."""
-    found = empty_families(ServerMetric, ())
+    found = _empty_families(ServerMetric, ())
     found[ServerMetric.INFO].add_metric((server.release, server.transport), 1)
     found[ServerMetric.READY].add_metric((), float(server.ready))
     found[ServerMetric.OPEN_STREAMS].add_metric((), server.open_streams)
@@ -171,7 +228,7 @@ def process_families(processes: Sequence[ProcessStatus]) -> Sequence[Metric]:
     """Return the metrics of a server's processes; none if one process does all."""
     if not processes:
         return ()
-    found = empty_families(ProcessMetric, ())
+    found = _empty_families(ProcessMetric, ())
     for state in _PROCESS_STATES:
         count = sum(process.state == state for process in processes)
         found[ProcessMetric.PROCESSES].add_metric((state,), count)
@@ -183,7 +240,7 @@ def process_families(processes: Sequence[ProcessStatus]) -> Sequence[Metric]:
 
 def gpu_families(gpus: Sequence[GpuStatistics]) -> Sequence[Metric]:
     """Return the metrics of the GPUs, without those that no GPU supports."""
-    found = empty_families(GpuMetric, GPU_LABELS)
+    found = _empty_families(GpuMetric, GPU_LABELS)
     for metric in GpuMetric:
         for gpu in gpus:
             if (value := getattr(gpu, metric.name.lower())) is not None:
@@ -269,3 +326,44 @@ def _sequence_values(model: Model) -> Mapping[ModelMetric, _Values]:
         ModelMetric.SEQUENCES_ENDED: {(reason.value,): found.ended.get(reason, 0) for reason in EndReason},
         ModelMetric.STATE_BYTES: {(): found.state_bytes},
     }
+
+
+def _empty_families(group: type[_N], labels: tuple[str, ...]) -> dict[_N, Any]:
+    """Return an empty family for each metric of a group. The type is Any, because `add_metric` differs."""
+    return {
+        metric: _KINDS[metric.type](metric.family, metric.meaning, labels=(*labels, *metric.labels))
+        for metric in group
+    }
+
+
+def _time_buckets(times: Histogram, exemplars: Exemplars | None = None) -> Sequence[Sequence[Any]]:
+    """Return cumulative counts for each bound, with an exemplar of the interval if there is one."""
+    latest = exemplars.latest() if exemplars is not None else (None,) * len(times.counts)
+    made: list[Sequence[Any]] = []
+    count = 0
+    for bound, more, exemplar in zip((*BOUNDS, math.inf), times.counts, latest, strict=True):
+        count += more
+        written = exemplar and ShownExemplar({"trace_id": exemplar.trace_id}, exemplar.seconds, exemplar.at)
+        made.append((_le(bound), count, written))
+    return made
+
+
+def _row_buckets(batch_rows: Mapping[int, int], max_rows: int) -> Sequence[tuple[str, float]]:
+    """Return cumulative counts of batches by rows, for powers of two up to `max_rows`."""
+    return [
+        (_le(bound), sum(batches for rows, batches in batch_rows.items() if rows <= bound))
+        for bound in _row_bounds(max(1, max_rows))
+    ] + [("+Inf", sum(batch_rows.values()))]
+
+
+def _le(bound: float) -> str:
+    """Return a bound as OpenMetrics writes it, in both formats, because it is part of the series' name."""
+    return "+Inf" if math.isinf(bound) else str(float(bound))
+
+
+def _row_bounds(max_rows: int) -> Iterator[int]:
+    bound = 1
+    while bound < max_rows:
+        yield bound
+        bound *= 2
+    yield max_rows

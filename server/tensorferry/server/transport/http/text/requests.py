@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, decode_raw
 from tensorferry.server.errors import NotFoundError, ServerError
-from tensorferry.server.inference.responses.stream_responses import Piece
+from tensorferry.server.inference.reply import Piece
 from tensorferry.server.transport.http.answers import response
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.infer_requests import Describe

@@ -1,14 +1,49 @@
-"""The burst hook is called before and after the answers of a batch of several requests."""
+"""The callers' hooks: `batch_started` around each run of a batch, the burst hook around the answers of several requests."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from batcher.conftest import Busy
-from support.batcher.rig import PATIENCE, new_request
+from support.batcher.rig import PATIENCE, enqueue, fails_below_zero, new_request
 
-from tensorferry.batcher import Outcome
+from tensorferry.batcher import Outcome, Request
+
+
+def test_each_run_is_announced_before_it_and_at_its_end(busy: Busy) -> None:
+    events: list[tuple[str, Any]] = []
+
+    def model(x: Any) -> Any:
+        events.append(("run", x.tolist()))
+        return fails_below_zero(x)
+
+    def started(batch: Sequence[Request]) -> Callable[[], None]:
+        tags = [request.tag for request in batch]
+        events.append(("started", tags))
+        return lambda: events.append(("ended", tags))
+
+    batcher, runner = busy(model, batch_started=started)
+    recorders = []
+    for value in (1.0, -2.0):
+        request, recorder = enqueue(batcher, [value])
+        request.tag = value
+        recorders.append(recorder)
+    runner.open()
+    assert [recorder.await_outcome().error is None for recorder in recorders] == [True, False]
+    assert events[3:] == [
+        ("started", [1.0, -2.0]),
+        ("run", [1.0, -2.0]),
+        ("ended", [1.0, -2.0]),
+        ("started", [1.0]),
+        ("run", [1.0]),
+        ("ended", [1.0]),
+        ("started", [-2.0]),
+        ("run", [-2.0]),
+        ("ended", [-2.0]),
+    ]
 
 
 class Journal:

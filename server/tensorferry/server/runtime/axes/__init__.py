@@ -1,1 +1,0 @@
-"""Rules about shapes: answers for requests without rows, axes of length zero, axes that must agree."""
