@@ -19,6 +19,8 @@ from tensorferry.client.messages.arguments import shown
 Compression = Literal["none", "gzip", "deflate"]
 Headers = Sequence[tuple[str, str | bytes]]
 
+# About 31 years. gRPC cannot encode much longer timeouts, so these count as no limit.
+_LONGEST_SECONDS = 1e9
 _ALGORITHMS = {
     "none": grpc.Compression.NoCompression,
     "gzip": grpc.Compression.Gzip,
@@ -33,10 +35,6 @@ def compression_of(compression: object) -> grpc.Compression:
         change = "write compression='gzip', or leave it out"
         raise InvalidInput("compression", "'none', 'gzip' or 'deflate'", shown(compression), change)
     return found
-
-
-# About 31 years. gRPC cannot encode much longer timeouts, so these count as no limit.
-_LONGEST_SECONDS = 1e9
 
 
 def seconds_of(timeout: object) -> float | None:
