@@ -42,7 +42,10 @@ _REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
         "The file is newer than this onnxruntime: upgrade onnxruntime, or export the model with an older opset and onnx package",
     ),
     (
-        re.compile(r'External data path does not exist: "?([^"]+)"?'),
+        # The second form is that of older versions.
+        re.compile(
+            r'(?:External data path does not exist: "?|cannot get file size: No such file or directory \[)([^"\]]+)'
+        ),
         "The model's weights are in a file of their own: copy {} from where the model comes from",
     ),
 )
