@@ -4,101 +4,38 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from support.batcher.rig import PATIENCE, Recorder, new_request
+from support.batcher.stateful import (
+    START,
+    Make,
+    ask,
+    busy,
+    error_of,
+    grows,
+    living,
+    running_total,
+    send,
+    value,
+)
 
 from tensorferry.batcher import (
     BatcherClosed,
-    Cancelled,
     ClientPolicy,
-    DeadlineExceeded,
     EndReason,
     InvalidRequest,
-    Outcome,
     QueueFull,
-    Request,
     SequenceEnded,
     SequenceLimits,
     SequenceNotStarted,
     SequenceTag,
-    StatefulBatcher,
     StateTensor,
 )
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
-
-TOTAL = StateTensor("past", "total", np.zeros((1, 1)))
-START = {"start": True}
-
-Make = Callable[..., StatefulBatcher]
-
-
-def running_total(batch: dict[str, Any]) -> dict[str, Any]:
-    """The sum of all x of a sequence. A negative x fails."""
-    if (batch["x"] < 0).any():
-        raise ValueError("negative")
-    total = batch["past"] + batch["x"]
-    return {"y": total * 10, "total": total}
-
-
-def grows(batch: dict[str, Any]) -> dict[str, Any]:
-    """The same, with all x as its state."""
-    joined = np.concatenate([batch["past"], batch["x"]], axis=1)
-    return {"y": joined.sum(axis=1, keepdims=True), "total": joined}
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    made: list[StatefulBatcher] = []
-
-    def make_batcher(model_fn: Any = running_total, **options: Any) -> StatefulBatcher:
-        made.append(StatefulBatcher(model_fn, options.pop("states", [TOTAL]), **options))
-        return made[-1]
-
-    yield make_batcher
-    for batcher in made:
-        assert batcher.close(drain=False), "a thread did not end"
-
-
-def send(batcher: StatefulBatcher, x: float, number: Any = 1, **options: Any) -> tuple[Request, Recorder]:
-    recorder = Recorder()
-    tag_options = {name: options.pop(name) for name in list(options) if name in SequenceTag._fields}
-    tag = SequenceTag(number, **tag_options)
-    request = new_request({"x": np.array([[float(x)]])}, recorder, sequence=tag, **options)
-    batcher.enqueue(request)
-    return request, recorder
-
-
-def busy(make: Make, **options: Any) -> tuple[StatefulBatcher, ScriptedRunner, Recorder]:
-    """A batcher that runs the first request of a sequence until the runner is opened."""
-    runner = ScriptedRunner(running_total, gated=True)
-    batcher = make(runner, **options)
-    _, first = send(batcher, 1, **START)
-    runner.await_batches(1)
-    return batcher, runner, first
-
-
-def value(recorder: Recorder) -> float:
-    outcome = recorder.await_outcome()
-    assert outcome.error is None, outcome.error
-    return float(outcome.outputs["y"][0, 0])
-
-
-def ask(batcher: StatefulBatcher, x: float, number: Any = 1, **options: Any) -> float:
-    return value(send(batcher, x, number, **options)[1])
-
-
-def error_of(recorder: Recorder) -> BaseException | None:
-    return recorder.await_outcome().error
-
-
-def living(batcher: StatefulBatcher) -> tuple[int, int]:
-    found = batcher.sequence_statistics()
-    return found.living, found.state_bytes
 
 
 def test_a_request_gets_the_state_of_the_one_before_it(make: Make) -> None:
@@ -198,181 +135,6 @@ def test_what_is_refused_says_why(make: Make, clock: VirtualClock) -> None:
     assert living(batcher) == (0, 0)
     # Each can begin again.
     assert ask(batcher, 1, 2, **START) == 10
-
-
-def test_an_idle_sequence_ends_without_further_requests(make: Make, clock: VirtualClock) -> None:
-    batcher = make(clock=clock, limits=SequenceLimits(idle_seconds=5))
-    ask(batcher, 1, 1, **START)
-    clock.advance(4)
-    ask(batcher, 1, 2, **START)
-    clock.await_sleepers(1, until=5.0)
-    clock.advance(1)
-    clock.await_sleepers(1, until=9.0)
-    assert living(batcher) == (1, 8)
-    clock.advance(4)
-    clock.await_sleepers(1, until=14.0)
-    assert living(batcher) == (0, 0)
-
-
-def test_a_failed_request_ends_its_sequence_and_no_other(make: Make) -> None:
-    runner = ScriptedRunner(running_total, gated=True)
-    batcher = make(runner)
-    first = [send(batcher, 1, number, **START)[1] for number in (1, 2)]
-    runner.await_batches(1)
-    bad, after = send(batcher, -1)[1], send(batcher, 1)[1]
-    anew = [send(batcher, 3, **START)[1], send(batcher, 1)[1]]
-    other = send(batcher, 5, 2)[1]
-    runner.open()
-    assert [value(each) for each in first] == [10, 10]
-    assert isinstance(error_of(bad), ValueError)
-    assert isinstance(error_of(after), SequenceEnded)
-    assert [value(each) for each in (*anew, other)] == [30, 40, 60]
-
-
-def test_requests_of_a_sequence_complete_in_their_order(make: Make) -> None:
-    runner = ScriptedRunner(running_total, gated=True)
-    batcher = make([runner, runner])
-    completed: list[float] = []
-    done = threading.Event()
-
-    def complete(x: float, outcome: Outcome) -> None:
-        if x == 1:
-            # Nothing begins before this returns, also if another instance is free.
-            send_to(5)
-            assert batcher.sequence_statistics().waiting == 4
-        completed.append(x)
-        if x == 5:
-            done.set()
-
-    def send_to(x: float) -> None:
-        tag = SequenceTag(1, start=x == 1)
-        batcher.enqueue(new_request({"x": np.array([[x]])}, partial(complete, x), sequence=tag))
-
-    send_to(1.0)
-    runner.await_batches(1)
-    for x in (-2.0, 3.0, 4.0):
-        send_to(x)
-    runner.open()
-    assert done.wait(PATIENCE)
-    assert completed == [1, -2, 3, 4, 5]
-
-
-def test_a_request_that_is_cancelled_before_it_began_changes_nothing(make: Make) -> None:
-    batcher, runner, first = busy(make)
-    _, occupied = send(batcher, 0, "other", **START)
-    waiting, cancelled = send(batcher, 100)
-    _, last = send(batcher, 2)
-    assert batcher.cancel(waiting)
-    assert not batcher.cancel(waiting)
-    runner.open()
-    assert isinstance(error_of(cancelled), Cancelled)
-    assert [value(first), value(occupied), value(last)] == [10, 0, 30]
-
-
-def test_a_withdrawn_end_does_not_end_its_sequence(make: Make) -> None:
-    batcher, runner, first = busy(make)
-    last, _ = send(batcher, 2, end=True)
-    assert batcher.cancel(last)
-    after = [send(batcher, 5)[1], send(batcher, 2, end=True)[1]]
-    runner.open()
-    assert [value(each) for each in (first, *after)] == [10, 60, 80]
-
-
-def test_a_stream_that_ends_before_a_queued_request_is_cancelled_ends_its_sequence(make: Make) -> None:
-    runner = ScriptedRunner(running_total, gated=True)
-    batcher = make(runner, max_batch_size=1)
-    stream = object()
-    _, first = send(batcher, 1, stream=stream, start=True)
-    _, other = send(batcher, 1, "other", **START)
-    runner.release()
-    value(first)
-    runner.await_batches(2)
-    queued, _ = send(batcher, 2, stream=stream)
-    batcher.end_stream(stream)
-    assert batcher.cancel(queued)
-    assert batcher.sequence_statistics().ended == {EndReason.STREAM: 1}
-    runner.open()
-    value(other)
-    assert living(batcher) == (1, 8)
-
-
-def test_a_request_that_is_cancelled_while_it_runs_ends_its_sequence(make: Make) -> None:
-    runner = ScriptedRunner(running_total, gated=True)
-    batcher = make(runner)
-    request, recorder = send(batcher, 1, **START)
-    runner.await_batches(1)
-    _, after = send(batcher, 1)
-    assert batcher.cancel(request)
-    runner.open()
-    assert isinstance(error_of(recorder), Cancelled)
-    assert isinstance(error_of(after), SequenceEnded)
-    assert batcher.sequence_statistics().ended == {EndReason.CANCELLED: 1}
-
-
-def test_an_expired_request_ends_its_sequence(make: Make, clock: VirtualClock) -> None:
-    batcher, runner, first = busy(make, clock=clock)
-    _, late = send(batcher, 1, deadline=2.0)
-    clock.advance(3)
-    runner.open()
-    assert value(first) == 10
-    assert isinstance(error_of(late), DeadlineExceeded)
-    with pytest.raises(SequenceEnded, match="a request of it failed"):
-        send(batcher, 1)
-
-
-@pytest.mark.parametrize("cancels", [False, True])
-def test_a_deadline_that_passes_in_the_wait_ends_the_sequence_there(
-    make: Make, clock: VirtualClock, cancels: bool
-) -> None:
-    """The request fails at once, also while the batcher drains. Those before it are answered."""
-    batcher, runner, first = busy(make, clock=clock)
-    second = send(batcher, 2)[1]
-    expiring, late = send(batcher, 100, deadline=2.0)
-    lost = send(batcher, 3)[1]
-    again = send(batcher, 4, **START)[1]
-    if cancels:
-        # Before the batcher has seen that it passed.
-        expiring.deadline = 0.0
-        assert batcher.cancel(expiring)
-    else:
-        assert not batcher.drain(0.0)
-        clock.await_sleepers(1, until=2.0)
-        clock.advance(2)
-    assert isinstance(error_of(late), DeadlineExceeded)
-    assert not batcher.cancel(expiring)
-    runner.open()
-    assert [value(each) for each in (first, second, again)] == [10, 30, 40]
-    assert "a request of it failed" in str(error_of(lost))
-
-
-def test_a_passed_deadline_keeps_its_place_until_its_turn(make: Make) -> None:
-    batcher, runner, first = busy(make, max_queue_size=1)
-    _, late = send(batcher, 1, deadline=0.0, **START)
-    assert isinstance(error_of(late), DeadlineExceeded)
-    with pytest.raises(SequenceEnded, match="a request of it failed"):
-        send(batcher, 1)
-    with pytest.raises(QueueFull, match="1 requests of sequences"):
-        send(batcher, 1, **START)
-    runner.open()
-    assert value(first) == 10
-    assert ask(batcher, 1, 2, **START) == 10
-    assert batcher.sequence_statistics().ended == {EndReason.FAILED: 1}
-
-
-def test_a_stream_that_ends_while_a_request_runs_ends_its_sequence_afterwards(make: Make) -> None:
-    runner = ScriptedRunner(running_total, gated=True)
-    batcher = make(runner)
-    stream = object()
-    _, recorder = send(batcher, 1, stream=stream, start=True)
-    runner.await_batches(1)
-    start = send(batcher, 1, stream=stream, start=True)[1]
-    batcher.end_stream(stream)
-    assert living(batcher)[0] == 1
-    with pytest.raises(SequenceEnded):
-        send(batcher, 1, stream=stream)
-    runner.open()
-    assert [value(recorder), value(start)] == [10, 10]
-    assert living(batcher) == (0, 0)
 
 
 def test_sequences_and_their_bytes_are_bounded(make: Make) -> None:

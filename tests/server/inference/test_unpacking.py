@@ -84,7 +84,7 @@ def test_a_request_does_not_overtake_the_compressed_one_before_it(
 
 
 class Held(Executor):
-    """Threads of which the test calls each piece of work; none once `closed`."""
+    """An executor without threads: the test calls each piece of work. Once `closed`, it takes none."""
 
     def __init__(self) -> None:
         self.work: list[Callable[[], Any]] = []

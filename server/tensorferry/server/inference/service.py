@@ -58,7 +58,8 @@ from tensorferry.server.wire.receiving import decompress, is_compressed
 class EarlyRejection:
     """Rejects calls that the queue would reject, while one model is served and nothing is traced.
 
-    Reading a message is most of a rejected call's cost, so it rejects before that. With several models the model of an unread call is unknown, and a trace needs the message. Thread-safe.
+    It rejects before the message is read, because reading is most of a rejected call's cost. With several models, the model
+    of an unread call is unknown. A trace needs the message. Thread-safe.
     """
 
     def __init__(self, registry: ModelRegistry, tracer: Tracer) -> None:

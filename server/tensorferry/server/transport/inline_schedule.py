@@ -1,4 +1,4 @@
-"""Batches that a transport's polling thread runs itself: of which batchers, and when."""
+"""The schedule of batches that a transport's polling thread runs itself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One open ModelStreamInfer: what its client may choose, its errors, and its messages.
+"""One open ModelStreamInfer: what its client may choose, its own errors, and its messages.
 
-These are the answers to a request, the last one of which is marked, and a request's error.
+A message is an answer to a request, of which the last is marked, or a request's error.
 """
 
 from __future__ import annotations

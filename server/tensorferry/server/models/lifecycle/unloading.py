@@ -1,4 +1,4 @@
-"""The end of models: each is unloaded after it has answered its accepted requests, or all as the server ends."""
+"""Unloading of models: of each after it has answered its accepted requests, and of all when the server ends."""
 
 from __future__ import annotations
 

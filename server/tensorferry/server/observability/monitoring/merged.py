@@ -1,8 +1,8 @@
 """ModelStatistics, status and metrics page of a server of several processes: each is asked for its own, and they are merged.
 
-Each process is a whole server with its own models and counts, so counts are summed. But on the metrics page the series of
-each process have its number as a label: sums would fall when a process is replaced, and Prometheus would count what is
-left of them again.
+Each process is a whole server with its own models and counts, so counts are summed. On the metrics page, each series has
+the number of its process as a label instead. A sum would fall when a process is replaced, and Prometheus takes a counter
+that falls for one that began at zero.
 """
 
 from __future__ import annotations
