@@ -73,7 +73,13 @@ def variables(directory: Path, server: ServerProcess) -> dict[str, str]:
         f'for seconds in 0.2 2 8; do {python} -m tensorferry.server bench "$@" $seconds && exit; done; exit 1 ;;\nesac\n'
         f'exec {python} -m tensorferry.server "$command" "$@"\n'
     )
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    programs = [program]
+    if (curl := shutil.which("curl")) is not None:
+        # Without the flag, it ends with 0 whatever the server answers.
+        programs.append(bin_directory / "curl")
+        programs[-1].write_text(f'#!/bin/sh\nexec {curl} --fail-with-body "$@"\n')
+    for each in programs:
+        each.chmod(each.stat().st_mode | stat.S_IXUSR)
     packages = os.pathsep.join(str(ROOT / name) for name in ("protos", "batcher", "server", "client"))
     path = os.pathsep.join((str(bin_directory), str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     return {**os.environ, "PATH": path, "PYTHONPATH": packages}

@@ -16,7 +16,7 @@ from tensorferry.client import InferenceClient, InferenceError
 # These pages have their own tests, with their own servers.
 WITH_OWN_SERVER = (
     "docs/guides/applications.md", "docs/guides/exporting.md", "docs/guides/from_python_servers.md",
-    "docs/guides/image_classification.md", "docs/guides/kubernetes.md",
+    "docs/guides/http.md", "docs/guides/image_classification.md", "docs/guides/kubernetes.md",
     "docs/guides/python_models.md", "docs/guides/security.md", "docs/guides/sequences.md",
     "docs/guides/tables.md", "docs/guides/text_embeddings.md", "docs/reference/repository.md",
 )  # fmt: skip
@@ -59,6 +59,12 @@ def test_the_page_of_sequences(place: Place) -> None:
     follow(model, place)
     with serving(place.directory, "level.onnx", "--state", "past=next") as other:
         for part in others:
+            follow(part, other)
+
+
+def test_the_page_of_http(place: Place) -> None:
+    with serving(place.directory, "examples/digits/digits.onnx", "examples/generator/app.py") as other:
+        for part in parts("docs/guides/http.md"):
             follow(part, other)
 
 
