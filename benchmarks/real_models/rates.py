@@ -26,6 +26,9 @@ SIZES = (1, 2, 4, 8, 16, 32)
 IN_FLIGHT = (64, 16, 4)
 _ONE_THREAD = ("--threads", "1")
 _LEARN_SECONDS, _WARM_UP, _SECONDS = 12.0, 2.0, 4.0
+# A window is at least as long as the requests in flight take, run one by one this often. Else large batches of a slow model
+# may all end outside of it.
+_TIMES_IN_FLIGHT = 3
 OPEN_SHARE = 0.9
 _OPEN_SECONDS = 60.0
 # A size that is this much slower than the best in the first rounds is not measured again.
@@ -43,7 +46,9 @@ def measure(bench: Bench, reference: Reference, path: Path, rounds: int) -> Iter
         for size in (DEFAULT, *SIZES):
             options = ["--max-batch-size", str(size), "--batch-rows", "max"] if size else []
             running[size], _ = servers.enter_context(started(bench, reference, path, *_ONE_THREAD, *options))
-        _row(bench, reference, running[DEFAULT], IN_FLIGHT[0], _LEARN_SECONDS)
+        alone = _row(bench, reference, running[1], 1, _WARM_UP, _SECONDS)
+        seconds = {each: max(_SECONDS, _TIMES_IN_FLIGHT * each / alone["rate"]) for each in IN_FLIGHT}
+        _row(bench, reference, running[DEFAULT], IN_FLIGHT[0], _LEARN_SECONDS, seconds[IN_FLIGHT[0]])
         for in_flight in IN_FLIGHT:
             rows: list[Row] = []
             for number in range(rounds):
@@ -56,16 +61,18 @@ def measure(bench: Bench, reference: Reference, path: Path, rounds: int) -> Iter
                         "round": number,
                         "size": size,
                         "in_flight": in_flight,
-                        **_row(bench, reference, running[size], in_flight, _WARM_UP),
+                        **_row(bench, reference, running[size], in_flight, _WARM_UP, seconds[in_flight]),
                     }
                     print(_line(found), flush=True)
                     rows.append(found)
                     yield found
 
 
-def _row(bench: Bench, reference: Reference, serving: Running, in_flight: int, warm_up: float) -> Row:
+def _row(
+    bench: Bench, reference: Reference, serving: Running, in_flight: int, warm_up: float, seconds: float
+) -> Row:
     shape = shape_of(UNARY, in_flight, False)
-    row = measured(bench, serving, reference.calls[:1], shape, _SECONDS, warm_up)
+    row = measured(bench, serving, reference.calls[:1], shape, seconds, warm_up)
     kept = ("rate", "p50_ms", "p99_ms", "cpu_us_per_answer", "server_cores", "other_cores")
     return {"full_rows": status(serving)["batches"]["full_rows"], **{name: row[name] for name in kept}}
 
