@@ -1,16 +1,18 @@
-"""Environment variables that the server process sets for its libraries; the user's own values are
-kept.
-"""
+"""What surrounds the server process: environment variables, which it sets for its libraries, and standard streams."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
+from support.processes.free_ports import free_ports
 from support.processes.server import ServerProcess, command, environment
 
+from tensorferry.client import InferenceClient
 from tensorferry.server.transport import grpc_environment as product
 
 
@@ -45,6 +47,24 @@ def test_onnx_runtime_stores_no_telemetry(digits_model: Path, tmp_path: Path) ->
     stored = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
     # What the server's own checks of the model found.
     assert all(path.parts[:2] == (".cache", "tensorferry") for path in stored)
+
+
+@pytest.mark.parametrize("redirection", [">/dev/full", "| true", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_server_serves_without_a_usable_standard_output(
+    digits_model: Path, tmp_path: Path, redirection: str, processes: str
+) -> None:
+    """The disk is full, the reader of the output has ended, or the streams were closed."""
+    status = tmp_path / "status"
+    (port,) = free_ports(1)
+    serve = command("serve", digits_model, "--port", str(port), "--processes", processes)
+    line = f'trap "" TERM; {{ {shlex.join(serve)}; echo $? >{shlex.quote(str(status))}; }} {redirection}'
+    with subprocess.Popen(["bash", "-c", line], env=environment(), process_group=0) as shell:
+        with InferenceClient(f"127.0.0.1:{port}") as client:
+            assert client.wait_ready(60)
+        os.killpg(shell.pid, signal.SIGTERM)
+        shell.wait(60)
+    assert status.read_text() == "0\n"
 
 
 def test_threads_that_read_messages_interrupt_no_other_thread(plain: ServerProcess) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -10,6 +9,7 @@ from importlib.metadata import version
 
 from tensorferry.server.system import malloc
 from tensorferry.server.system.installed_versions import imported
+from tensorferry.server.system.standard_streams import discard_output, open_missing
 from tensorferry.server.transport import grpc_environment
 
 # Module, function and description of each subcommand. A module is imported by name when it is needed, so that the client's
@@ -44,12 +44,15 @@ def _unknown(command: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit code; 2 if it does not exist."""
+    open_missing()
     try:
         code = _run(argv)
-        sys.stdout.flush()
+        # None if the process was started without one.
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of the output has exited, as `head` does. Without the redirection Python prints an error at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of the output has exited, as `head` does.
+        discard_output()
         return 0
     return code
 

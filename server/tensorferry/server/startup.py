@@ -18,6 +18,7 @@ from tensorferry.server.config.server_config import OPTIONS, ServerConfig
 from tensorferry.server.names import printable
 from tensorferry.server.system import malloc
 from tensorferry.server.system.installed_versions import imported
+from tensorferry.server.system.standard_streams import print_line
 from tensorferry.server.transport import grpc_environment
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def print_ready_line(app: App) -> None:
             "models": models,
             "failed": failed,
         }
-        print(json.dumps({**line, **others}), flush=True)
+        print_line(json.dumps({**line, **others}))
         return
     names = {"http": "HTTP", "metrics": "metrics"}
     where = ", ".join([app.address, *(f"{names[name]} on {url}" for name, url in others.items())])
@@ -107,7 +108,7 @@ def print_ready_line(app: App) -> None:
     text = f"tensorferry {version('tensorferry')} {state} on {where}: {describe_models(models)}"
     if failed:
         text += f"; {len(failed)} could not be loaded, {_some(failed)}"
-    print(printable(text), flush=True)
+    print_line(printable(text))
 
 
 def describe_models(models: Sequence[Mapping[str, str]]) -> str:
