@@ -116,6 +116,22 @@ def test_answers_of_a_larger_batch_do_not_count_against_the_size_that_is_tried()
     assert callers.rate(delayed, 10) >= 0.97 * best_rate(gentle)
 
 
+def test_a_size_that_was_delayed_is_found_soon_afterwards() -> None:
+    """Other programs delayed its first trials, and a batch takes so long that there are few trials."""
+    callers = Callers(first=MOST)
+    delayed = True
+
+    def slow(rows: int) -> float:
+        seconds = rows * (0.14 + 0.015 * math.log2(rows))
+        return 1.3 * seconds if delayed and rows == 1 else seconds
+
+    callers.rate(slow, 120)
+    assert callers.full_rows == 2
+    delayed = False
+    callers.rate(slow, 30)
+    assert callers.full_rows == 1
+
+
 def test_a_trial_ends_for_requests_that_would_be_late() -> None:
     """A size below the usual one runs twice. Requests that come in its first run have time for one usual batch only."""
 

@@ -257,7 +257,7 @@ def _runs(size: int, usual: int) -> int:
 
 def _learned(known: _Size, cost: float, now: float) -> _Size:
     """Return what is known of a size after another sample."""
-    if not known.samples or (known.samples < _SAMPLES_WANTED and cost * _DEVIATION < known.cost):
+    if not known.samples or (known.samples < _MEAN_OF and cost * _DEVIATION < known.cost):
         # Chance delays a batch and does not hasten it, so the samples before were delayed.
         return _Size(cost, 1, now)
     if known.samples >= _SAMPLES_WANTED:
