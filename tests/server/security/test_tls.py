@@ -127,17 +127,25 @@ def test_plain_connections_are_refused(start: Make, files: Files) -> None:
     assert served(app, files.ca)
 
 
-def test_tls_1_1_is_refused(start: Make, files: Files) -> None:
+def test_tls_1_2_is_accepted_and_1_1_refused(start: Make, files: Files) -> None:
     app = start(**files.options())
-    context = ssl.create_default_context(cadata=files.ca.pem.decode())
-    context.set_ciphers("DEFAULT:@SECLEVEL=0")
-    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
-        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+
+    def version(most: ssl.TLSVersion) -> str | None:
+        context = ssl.create_default_context(cadata=files.ca.pem.decode())
+        context.set_ciphers("DEFAULT:@SECLEVEL=0")
+        context.minimum_version, context.maximum_version = ssl.TLSVersion.MINIMUM_SUPPORTED, most
+        with (
+            socket.create_connection(("127.0.0.1", app.port), PATIENCE) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as secured,
+        ):
+            return secured.version()
+
+    assert version(ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
     with (
-        socket.create_connection(("127.0.0.1", app.port), PATIENCE) as plain,
+        pytest.warns(DeprecationWarning, match="TLSv1_1"),
         pytest.raises((ssl.SSLError, ConnectionError)),
     ):
-        context.wrap_socket(plain, server_hostname="localhost")
+        version(ssl.TLSVersion.TLSv1_1)
 
 
 class TestClientCertificates:
