@@ -45,7 +45,7 @@ def model(datatype: str, *shape: int) -> ModelMetadata:
         ("FP32", (-1,), [2**24 + 1], "cannot hold exactly"),
         ("FP16", (-1,), [1e6], "cannot hold exactly"),
         ("FP32", (-1,), [1j], "got complex numbers [1]"),
-        ("FP32", (-1,), object(), "got BYTES []"),
+        ("FP32", (-1,), None, "a NoneType that is no array"),
     ],
 )  # fmt: skip
 def test_a_misfit_says_expected_received_and_change(

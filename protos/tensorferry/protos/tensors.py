@@ -92,7 +92,7 @@ def datatype_of(array: Array) -> str:
     dtype = array.dtype
     if dtype.name == "bfloat16":
         return "BF16"
-    if dtype.kind in "SU":
+    if dtype.kind in "SUT":
         return "BYTES"
     name = _BY_STORAGE.get(dtype.newbyteorder("<") if dtype.kind in "iuf" else dtype)
     if name is None:

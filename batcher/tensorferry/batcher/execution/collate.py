@@ -56,13 +56,13 @@ def whole_array(value: Any) -> Array:
     """Return a value as an array; strings become objects, with the NULs at their ends."""
     array = np.asarray(value)
     # Made of the value, because an array of dtype S or U has lost the NULs at the end of a string.
-    return np.asarray(value, object) if array.dtype.kind in "SU" else array
+    return np.asarray(value, object) if array.dtype.kind in "SUT" else array
 
 
 def tensor_of(array: Array, *, add_axis: bool = False) -> Tensor:
     """Return an array as a tensor, which shares its memory if it is contiguous; with `add_axis`, as one row."""
     shape = (1, *array.shape) if add_axis else array.shape
-    if array.dtype.kind in "SU":
+    if array.dtype.kind in "SUT":
         array = array.astype(object)
     if array.dtype.hasobject:
         return Tensor(array.dtype, shape, array.reshape(shape))

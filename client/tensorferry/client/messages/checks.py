@@ -115,6 +115,10 @@ def _check_input(value: object, tensor: TensorMetadata, model_name: str) -> Arra
         array = _from_python(value, tensor, subject)
     else:
         array = _as_array(value, subject, str(tensor))
+        if array.dtype.hasobject and not array.ndim:
+            raise InvalidInput(
+                subject, str(tensor), f"a {type(value).__name__} that is no array", "use a numpy array"
+            )
     change = _dtype_change(array, tensor.datatype)
     shape_change = _shape_change(array.shape, tensor.shape)
     if change or shape_change:

@@ -92,6 +92,13 @@ def test_any_value_arrives_unchanged(pair: Pair, value: Any) -> None:
     assert_same(sent(value, None, None), value)
 
 
+@pytest.mark.skipif(np.__version__ < "2", reason="numpy 1 has no such dtype")
+def test_texts_of_numpys_string_dtype_arrive_as_objects(pair: Pair) -> None:
+    texts = np.array(["é", "", "longer"], object)
+    pair.writer.begin(1)
+    assert_same(pair.sent(texts.astype("T")), texts)
+
+
 def test_arrays_of_a_run_stay_while_the_memory_grows(pair: Pair) -> None:
     pair.writer.begin(7)
     assert pair.reader.begun == 7

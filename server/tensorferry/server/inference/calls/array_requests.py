@@ -83,7 +83,7 @@ def _numbers(value: npt.ArrayLike, spec: TensorSpec, what: str) -> Array:
 def _strings(value: npt.ArrayLike, spec: TensorSpec, what: str) -> Array:
     # Not an array of dtype S or U, which loses NULs at the end of a string.
     array = value if isinstance(value, np.ndarray) else np.asarray(value, object)
-    if array.dtype.kind in "SU":
+    if array.dtype.kind in "SUT":
         array = array.astype(object)
     kind = bytes if spec.binary else str
     if array.dtype != object:

@@ -42,6 +42,8 @@ def encode(value: Any, memory: ArrayMemory | None, what: str) -> Any:
     if kind is np.ndarray:
         if value.dtype.metadata is not None and not value.dtype.names:
             value = value.view(value.dtype.str)
+        if value.dtype.kind == "T":
+            value = value.astype(object)
         if value.dtype != object and _has_objects(value.dtype):
             raise TypeError(f"{what} is an array of dtype {value.dtype}, which a child process cannot send")
         if value.dtype != object:

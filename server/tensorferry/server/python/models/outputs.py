@@ -152,7 +152,7 @@ def _stored(spec: TensorSpec, array: Array) -> Array:
                         "are bytes or str"
                     )
         return _zeros_and_ones(array) if array.dtype == bool else array
-    if not spec.datatype.size and array.dtype.kind in "SU":
+    if not spec.datatype.size and array.dtype.kind in "SUT":
         return array.astype(object)
     raise WrongOutputs(
         f"output {spec.name!r} has dtype {array.dtype}, and is declared as {spec.datatype.name}: convert it with "

@@ -58,7 +58,7 @@ class Tensor:
 
     def __init__(self, name: str, array: Any) -> None:
         self._name, self._array = name, np.asarray(array)
-        if self._array.dtype.kind in "SU":
+        if self._array.dtype.kind in "SUT":
             self._array = self._array.astype(np.object_)
 
     def name(self) -> str:
