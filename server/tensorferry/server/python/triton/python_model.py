@@ -6,9 +6,10 @@ import ast
 import asyncio
 import inspect
 import json
+import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -44,8 +45,12 @@ from tensorferry.server.system.threads import ThreadKind, new_thread
 from tensorferry.serving import DeclarationError, FunctionModel, InvalidInput
 from tensorferry.serving.tensor_types import TensorType
 
+_log = logging.getLogger("tensorferry.server")
+
 CLASS = "TritonPythonModel"
 _MODULE = "triton_python_backend_utils"
+# Methods of a client's request that return nothing, because requests of a batch were joined before.
+_ALWAYS_EMPTY = ("parameters", "request_id", "timeout")
 
 # What a client gets for an error of a response. Others are INTERNAL.
 _ERRORS: Mapping[int, type[Exception]] = {
@@ -105,17 +110,39 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def _check_names(path: Path) -> None:
-    """Raise StartError for a name of Triton's module that `backend_utils` does not have."""
+    """Raise StartError for a name of Triton's module, or of its requests, that this server does not have.
+
+    Of requests are looked at those that a loop over the argument of `execute` names. What they always have empty is logged.
+    """
     nodes = list(ast.walk(_parsed(path)))
     imports = [each for node in nodes if isinstance(node, ast.Import) for each in node.names]
-    names = {each.asname or each.name for each in imports if each.name == _MODULE}
+    modules = {each.asname or each.name for each in imports if each.name == _MODULE}
+    requests = set(_names_of_requests(nodes))
     for node in nodes:
         if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
             continue
-        if node.value.id in names and not hasattr(backend_utils, node.attr):
-            raise StartError(
-                f"{path}:{node.lineno}: this server's {_MODULE} has no {node.attr}; do without it"
+        where, of_request = f"{path}:{node.lineno}", node.value.id in requests
+        if node.value.id in modules and not hasattr(backend_utils, node.attr):
+            raise StartError(f"{where}: this server's {_MODULE} has no {node.attr}; do without it")
+        if of_request and not hasattr(InferenceRequest, node.attr):
+            raise StartError(f"{where}: requests have no {node.attr} in this server; do without it")
+        if of_request and node.attr in _ALWAYS_EMPTY:
+            _log.warning(
+                "%s: %s() of a client's request is always empty; send it as an input", where, node.attr
             )
+
+
+def _names_of_requests(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Return the names of single requests in the loops over the argument of `execute`."""
+    functions = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    arguments = {each.args.args[1].arg for each in functions if each.name == "execute" and each.args.args[1:]}
+    for node in nodes:
+        match node:
+            case ast.For(ast.Name(name), ast.Name(looped)) | ast.comprehension(
+                ast.Name(name), ast.Name(looped)
+            ):
+                if looped in arguments:
+                    yield name
 
 
 def _completed(kind: Any, given: pb.ModelConfig | None, name: str, path: Path) -> pb.ModelConfig:
