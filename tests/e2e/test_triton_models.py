@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -187,6 +188,35 @@ class TritonPythonModel:
             print(requests[0].is_cancelled(), file=file)
 """
 
+# Answers each row with what its request has beside its tensors, and with the sum of its rows.
+_TELLS = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            about = [request.request_id(), json.loads(request.parameters()), float(x.sum())]
+            said = np.full((len(x), 1), json.dumps(about).encode(), object)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("said", said)]))
+        return responses
+"""
+_TELLS_CONFIG = """
+backend: "python" max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 600000000 }
+input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "said" data_type: TYPE_STRING dims: 1 }
+"""
+_TOLD_CONFIG = """
+platform: "ensemble" max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "said" data_type: TYPE_STRING dims: 1 }
+ensemble_scheduling { step {
+  model_name: "tells" model_version: -1
+  input_map { key: "x" value: "x" } output_map { key: "said" value: "said" }
+} }
+"""
+
 
 def written(root: Path, name: str, code: str, config: str = "") -> None:
     (root / name / "1").mkdir(parents=True)
@@ -214,6 +244,9 @@ def server(transport: str, notes: Path, models: Path) -> Iterator[ServerProcess]
     written(root, "greet", _GREET)
     written(root, "calls", _CALLS, _CALLS_CONFIG)
     written(root, "counts", _COUNTS, _COUNTS_CONFIG)
+    written(root, "tells", _TELLS, _TELLS_CONFIG)
+    (root / "told" / "1").mkdir(parents=True)
+    (root / "told" / "config.pbtxt").write_text(_TOLD_CONFIG)
     written(root, "waits", _WAITS, _COUNTS_CONFIG + "max_batch_size: 4")
     with running(
         *("--model-repository", root, "--model-control", "explicit", "--load-model", "*"),
@@ -227,6 +260,10 @@ def server(transport: str, notes: Path, models: Path) -> Iterator[ServerProcess]
 def client(server: ServerProcess) -> Iterator[InferenceClient]:
     with InferenceClient(server.address) as client:
         yield client
+
+
+# The model, id, parameters and rows of a request.
+Sent = tuple[str, str, dict[str, Any], list[list[float]]]
 
 
 def x(*rows: Sequence[float]) -> Mapping[str, Any]:
@@ -281,6 +318,26 @@ def test_an_error_is_one_requests(client: InferenceClient) -> None:
     with pytest.raises(InferenceError) as caught:
         client.infer("scale", x([17]))
     assert "secret" not in str(caught.value)
+
+
+def test_requests_have_their_ids_and_parameters(client: InferenceClient) -> None:
+    """Those of a batch, of an ensemble's steps, and the parts of one with more rows than a batch."""
+    batch: list[Sent] = [
+        ("tells", "a", {"top_k": 3, "mood": "é", "timeout": 10**12}, [[1]]),
+        ("told", "b", {"share": 0.5, "greedy": True}, [[2], [2]]),
+        ("tells", "", {}, [[4]]),
+    ]
+    parts: list[Sent] = [("tells", "c", {"top_k": 4}, [[5]] * 8)]
+    for sent in (batch, parts):
+        futures = [
+            client.submit(name, x(*rows), request_id=request_id, parameters=parameters, timeout=PATIENCE)
+            for name, request_id, parameters, rows in sent
+        ]
+        for (_, request_id, parameters, rows), future in zip(sent, futures, strict=True):
+            parameters.pop("timeout", None)
+            expected = [request_id, parameters, rows[0][0] * min(4, len(rows))]
+            for said in future.result(PATIENCE)["said"].ravel():
+                assert json.loads(said) == expected
 
 
 def test_strings_and_a_configuration_that_the_class_completes(client: InferenceClient) -> None:

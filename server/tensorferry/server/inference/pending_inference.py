@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -38,11 +39,12 @@ class RequestOrigin(NamedTuple):
     """The `owner` of a batcher's request, and of its parts in a pipeline's stages; None if there is nothing to say.
 
     `watched` is the request for the process's page, None in a server of one process. `trace` is the request's span, None if
-    it is not traced.
+    it is not traced. `parameters` are those that only the model may know.
     """
 
     watched: WatchedRequest | None = None
     trace: TraceContext | None = None
+    parameters: Mapping[str, Any] = MappingProxyType({})
 
 
 NO_ORIGIN = RequestOrigin()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tensorferry.protos import inference_pb2 as pb
@@ -57,7 +58,7 @@ class RequestParameters(NamedTuple):
 
     `timeout` is in seconds, inf for none. `priority` is a class, 0 for none. `sequence` is None for a request without a
     sequence's id; an id of 0 or "" is none, too. `empty_final` asks a model that answers in streams for a response without
-    outputs after the last answer.
+    outputs after the last answer. `others` are Triton's custom parameters: they mean something to the model, or nothing.
     """
 
     timeout: float
@@ -65,6 +66,7 @@ class RequestParameters(NamedTuple):
     explain: bool
     sequence: SequenceParameters | None = None
     empty_final: bool = False
+    others: Mapping[str, Any] = MappingProxyType({})
 
 
 class SequenceParameters(NamedTuple):
@@ -79,10 +81,7 @@ _NONE = RequestParameters(math.inf, 0, explain=False)
 
 
 def read_parameters(request: pb.ModelInferRequest) -> RequestParameters:
-    """Return a request's parameters. InvalidRequestError for a reserved key or a wrong type.
-
-    Other keys are ignored: Triton's custom parameters, which ONNX models do not use.
-    """
+    """Return a request's parameters. InvalidRequestError for a reserved key or a wrong type."""
     parameters = request.parameters
     if not parameters:
         return _NONE
@@ -100,6 +99,13 @@ def read_parameters(request: pb.ModelInferRequest) -> RequestParameters:
         explain=EXPLAIN in parameters and parameters[EXPLAIN].bool_param,
         sequence=_sequence(parameters),
         empty_final=_EMPTY_FINAL in parameters and parameters[_EMPTY_FINAL].bool_param,
+        others={
+            key: getattr(parameters[key], kind)
+            for key in parameters
+            if key not in _KINDS
+            and key != EXPLAIN
+            and (kind := parameters[key].WhichOneof("parameter_choice"))
+        },
     )
 
 

@@ -20,6 +20,7 @@ from tensorferry.server.identity import ANONYMOUS, ClientIdentity
 from tensorferry.server.inference.calls.array_requests import request_of_arrays
 from tensorferry.server.inference.calls.call_graph import CallGraph
 from tensorferry.server.inference.pending_inference import (
+    NO_ORIGIN,
     PendingInference,
     RequestOrigin,
     metadata_of,
@@ -31,6 +32,7 @@ from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.observability.logs.trace_context import TraceContext
 from tensorferry.server.observability.tracing.trace import RequestTrace, Tracer
+from tensorferry.server.python.functions.call import RequestFacts, facts_of_requests
 from tensorferry.server.runtime.axes import empty_outputs
 from tensorferry.server.status import INTERNAL_ERROR, StatusCode, mapped_status
 from tensorferry.serving import InvalidInput, calls_through
@@ -75,8 +77,10 @@ class _CallsOfBatch(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         self._through.__enter__()
+        self._facts = facts_of_requests.set(self._facts_of_requests)
 
     def __exit__(self, *error: Any) -> None:
+        facts_of_requests.reset(self._facts)
         self._through.__exit__(*error)
         with self._lock:
             self._over = True
@@ -84,6 +88,9 @@ class _CallsOfBatch(AbstractContextManager[None]):
             future.cancel()
         # A thread of the function may keep this object.
         self._requests = ()
+
+    def _facts_of_requests(self) -> Sequence[RequestFacts]:
+        return [RequestFacts(_id_of(each), (each.owner or NO_ORIGIN).parameters) for each in self._requests]
 
     def submit(
         self, model: str, version: str, inputs: Mapping[str, npt.ArrayLike], timeout: float | None

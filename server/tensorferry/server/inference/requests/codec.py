@@ -6,7 +6,7 @@ Error messages keep Triton's wording, because clients recognise errors by it.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +54,7 @@ class DecodedRequest:
     `signature` is the model's plus the optional inputs given. `rows` is the size of axis 0, 1 for a model that is not
     batched. Requests with an equal `key` may share a batch. `shared` has the positions of the tensors without rows.
     `timeout` is in seconds, inf for none; `priority` is a class, 0 for none. `sequence` is that of the request, if any.
+    `others` are parameters that only the model may know.
     """
 
     signature: Signature
@@ -67,6 +68,7 @@ class DecodedRequest:
     response_spec: ResponseSpec
     sequence: SequenceParameters | None = None
     empty_final: bool = False
+    others: Mapping[str, Any] = field(default_factory=dict)
 
 
 def decode_request(
@@ -134,6 +136,7 @@ def decode_request(
         ),
         sequence=parameters.sequence,
         empty_final=parameters.empty_final,
+        others=parameters.others,
     )
 
 

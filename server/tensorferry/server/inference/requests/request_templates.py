@@ -12,7 +12,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -60,7 +60,7 @@ class RequestTemplate:
 
     `timeout` and `max_queue_time` are in seconds, inf for none. `shapes` are those of the inputs, in the order of `names`.
     `batch_axes` are those of the outputs of which it is not the first, as clients see them. `sequence` is set for a model
-    with states; its id and its owner are those of each request. `empty_final` is as in `RequestParameters`.
+    with states; its id and its owner are those of each request. `empty_final` and `others` are as in `RequestParameters`.
     """
 
     model: Model
@@ -79,6 +79,7 @@ class RequestTemplate:
     response: ResponseTemplate
     sequence: SequenceTag | None = None
     empty_final: bool = False
+    others: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +247,7 @@ def _template_of(model: Model, decoded: DecodedRequest, response: ResponseTempla
         response=response,
         sequence=_sequence_of(model, decoded),
         empty_final=decoded.empty_final,
+        others=decoded.others,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,19 @@ from tensorferry.serving import DeclarationError, FunctionModel
 # Takes the inputs of a batch, by name, and returns what the function returned; a list with what it returned for each row if it
 # is a function of one row.
 Call = Callable[[Mapping[str, Any]], Any]
+
+
+class RequestFacts(NamedTuple):
+    """What a request has beside its tensors: its id, and the parameters that only the model may know."""
+
+    id: str
+    parameters: Mapping[str, Any]
+
+
+# Returns the facts of the requests in the batch that this context runs; of none where no client has sent it.
+facts_of_requests: ContextVar[Callable[[], Sequence[RequestFacts]]] = ContextVar(
+    "facts of requests", default=tuple
+)
 
 
 def bound_call(declared: FunctionModel) -> Call:

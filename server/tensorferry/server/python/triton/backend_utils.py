@@ -121,8 +121,7 @@ class InferenceResponse:
 class InferenceRequest:
     """A request of a client; made by a model, a request to another model (`exec`).
 
-    That of a client has no id, parameters or timeout, because requests of a batch were joined before. The timeout is in
-    microseconds, 0 for none.
+    The timeout is in microseconds, 0 for none; that of a client has none, because its deadline is the server's task.
     """
 
     def __init__(
@@ -133,6 +132,7 @@ class InferenceRequest:
         model_name: str | bytes = "",
         model_version: int = -1,
         request_id: str = "",
+        parameters: Mapping[str, Any] | str | None = None,
         response_sender: InferenceResponseSender | None = None,
         timeout: int = 0,
         **_: Any,
@@ -142,6 +142,7 @@ class InferenceRequest:
         self._model = model_name.decode() if isinstance(model_name, bytes) else model_name
         self._version, self._id = model_version, request_id
         self._sender, self._timeout = response_sender, timeout
+        self._parameters = parameters if isinstance(parameters, str) else json.dumps(dict(parameters or {}))
 
     def inputs(self) -> Sequence[Tensor]:
         return self._inputs
@@ -159,7 +160,7 @@ class InferenceRequest:
         return self._timeout
 
     def parameters(self) -> str:
-        return "{}"
+        return self._parameters
 
     def is_cancelled(self) -> bool:
         """Return whether nobody reads the responses of a decoupled model any more."""

@@ -6,12 +6,12 @@ import ast
 import asyncio
 import inspect
 import json
-import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from tensorferry.server.errors import (
 from tensorferry.server.models.config_pbtxt.pbtxt import datatype_of, is_complete
 from tensorferry.server.python.functions.answers import NO_MORE, Answers
 from tensorferry.server.python.functions.app_file import import_module
-from tensorferry.server.python.functions.call import requests_of
+from tensorferry.server.python.functions.call import RequestFacts, facts_of_requests, requests_of
 from tensorferry.server.python.functions.failure import text_of, traceback_text
 from tensorferry.server.python.triton import backend_utils
 from tensorferry.server.python.triton.backend_utils import (
@@ -45,12 +45,10 @@ from tensorferry.server.system.threads import ThreadKind, new_thread
 from tensorferry.serving import DeclarationError, FunctionModel, InvalidInput
 from tensorferry.serving.tensor_types import TensorType
 
-_log = logging.getLogger("tensorferry.server")
-
 CLASS = "TritonPythonModel"
 _MODULE = "triton_python_backend_utils"
-# Methods of a client's request that return nothing, because requests of a batch were joined before.
-_ALWAYS_EMPTY = ("parameters", "request_id", "timeout")
+# Of a request that no client has sent.
+_NO_FACTS = RequestFacts("", {})
 
 # What a client gets for an error of a response. Others are INTERNAL.
 _ERRORS: Mapping[int, type[Exception]] = {
@@ -112,7 +110,7 @@ def _parsed(path: Path) -> ast.Module:
 def _check_names(path: Path) -> None:
     """Raise StartError for a name of Triton's module, or of its requests, that this server does not have.
 
-    Of requests are looked at those that a loop over the argument of `execute` names. What they always have empty is logged.
+    Of requests are looked at those that a loop over the argument of `execute` names.
     """
     nodes = list(ast.walk(_parsed(path)))
     imports = [each for node in nodes if isinstance(node, ast.Import) for each in node.names]
@@ -121,15 +119,11 @@ def _check_names(path: Path) -> None:
     for node in nodes:
         if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
             continue
-        where, of_request = f"{path}:{node.lineno}", node.value.id in requests
+        where = f"{path}:{node.lineno}"
         if node.value.id in modules and not hasattr(backend_utils, node.attr):
             raise StartError(f"{where}: this server's {_MODULE} has no {node.attr}; do without it")
-        if of_request and not hasattr(InferenceRequest, node.attr):
+        if node.value.id in requests and not hasattr(InferenceRequest, node.attr):
             raise StartError(f"{where}: requests have no {node.attr} in this server; do without it")
-        if of_request and node.attr in _ALWAYS_EMPTY:
-            _log.warning(
-                "%s: %s() of a client's request is always empty; send it as an input", where, node.attr
-            )
 
 
 def _names_of_requests(nodes: Sequence[ast.AST]) -> Iterator[str]:
@@ -254,7 +248,9 @@ class _Instance:
 
     def run(self, inputs: Mapping[str, Any], rows: Sequence[int]) -> Mapping[str, Any]:
         """Run a batch of requests, each of which has so many rows; no `rows` means one request."""
-        requests = [self._request(part) for part in requests_of(inputs, rows)]
+        parts = requests_of(inputs, rows)
+        facts = chain(facts_of_requests.get()(), repeat(_NO_FACTS))
+        requests = [self._request(part, each) for part, each in zip(parts, facts, strict=False)]
         responses = self._executed(requests)
         count = 0 if responses is None else len(responses)
         if count != len(requests):
@@ -276,16 +272,27 @@ class _Instance:
 
     def answers(self, inputs: Mapping[str, Any]) -> Answers:
         """Return the responses of a decoupled model to one request, which it may send from any thread."""
-        return _SentAnswers(lambda sender: self._executed([self._request(inputs, sender)]), self._arrays)
+        facts = next(iter(facts_of_requests.get()()), _NO_FACTS)
+        return _SentAnswers(
+            lambda sender: self._executed([self._request(inputs, facts, sender)]), self._arrays
+        )
 
     def _request(
-        self, inputs: Mapping[str, Any], sender: InferenceResponseSender | None = None
+        self,
+        inputs: Mapping[str, Any],
+        facts: RequestFacts,
+        sender: InferenceResponseSender | None = None,
     ) -> InferenceRequest:
         # Copies, because models may write to their inputs.
         tensors = [Tensor(name, np.array(array)) for name, array in inputs.items()]
         outputs, model = self._outputs, self._name
         return InferenceRequest(
-            inputs=tensors, requested_output_names=outputs, model_name=model, response_sender=sender
+            inputs=tensors,
+            requested_output_names=outputs,
+            model_name=model,
+            request_id=facts.id,
+            parameters=facts.parameters,
+            response_sender=sender,
         )
 
     def _executed(self, requests: list[InferenceRequest]) -> Any:
