@@ -123,6 +123,8 @@ class TritonPythonModel:
         responses = []
         for each in requests:
             x = pb_utils.get_input_tensor_by_name(each, "x").as_numpy()
+            if x[0, 0] == 60:
+                pb_utils.InferenceRequest(model_name="scale", requested_output_names=["y"], inputs=[], correlation_id=7)
             first, second = await asyncio.gather(
                 request(x).async_exec(), request(x + 1, b"scale").async_exec()
             )
@@ -352,6 +354,8 @@ def test_calls_of_other_models(client: InferenceClient) -> None:
         client.infer("calls", x([50]))
     with pytest.raises(Internal, match="x is negative"):
         client.infer("calls", x([-5]))
+    with pytest.raises(Internal, match="a model cannot send a request of a sequence"):
+        client.infer("calls", x([60]))
 
 
 def test_a_decoupled_model_sends_any_number_of_responses(client: InferenceClient) -> None:

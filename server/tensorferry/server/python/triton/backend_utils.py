@@ -122,6 +122,7 @@ class InferenceRequest:
     """A request of a client; made by a model, a request to another model (`exec`).
 
     The timeout is in microseconds, 0 for none; that of a client has none, because its deadline is the server's task.
+    `preferred_memory` and `trace` have no effect. `exec` does not pass the parameters on.
     """
 
     def __init__(
@@ -135,8 +136,15 @@ class InferenceRequest:
         parameters: Mapping[str, Any] | str | None = None,
         response_sender: InferenceResponseSender | None = None,
         timeout: int = 0,
-        **_: Any,
+        correlation_id: int | str = 0,
+        flags: int = 0,
+        preferred_memory: Any = None,
+        trace: Any = None,
     ) -> None:
+        if correlation_id or flags:
+            raise TritonModelException(
+                f"a model cannot send a request of a sequence; leave out correlation_id={correlation_id!r} and flags={flags}"
+            )
         self._inputs, self._outputs = list(inputs), list(requested_output_names)
         # A name that comes from a tensor is bytes.
         self._model = model_name.decode() if isinstance(model_name, bytes) else model_name
