@@ -35,7 +35,13 @@ PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "pipeline": (BATCHER + "pipeline", ("tests/batcher/pipeline", "tests/batcher")),
     "learning": (BATCHER + "learning", ("tests/batcher/learning", "tests/batcher")),
     "sequences": (BATCHER + "sequences", ("tests/batcher/sequences",)),
-    "inference": (SERVER + "inference", ("tests/server/inference", "tests/server/transport", *DOORS)),
+    "inference": (
+        SERVER + "inference",
+        (
+            *("tests/server/inference", "tests/server/transport", *DOORS),
+            *("tests/e2e/test_limits.py", "tests/wire/test_cuda_shared_memory.py"),
+        ),
+    ),
     "transport": (SERVER + "transport", ("tests/server/transport", *DOORS)),
     "models": (
         SERVER + "models",
