@@ -23,12 +23,22 @@ from support.processes import observed
 from support.processes.probe import stub_of
 from support.processes.server import ServerProcess, run_command, running
 
-from tensorferry.client import InferenceClient
+from tensorferry.client import InferenceClient, Unavailable
 from tensorferry.protos import inference_pb2 as pb
 
 MODULE = "tensorferry.server.processes"
 LOG_NOTHING = pb.LogSettingsRequest()
 LOG_NOTHING.settings["log_info"].bool_param = False
+_HANGS = """
+from pathlib import Path
+from threading import Event
+from tensorferry.serving import FP32, model
+
+@model(inputs={{"x": FP32[-1, 4]}}, outputs={{"y": FP32[-1, 4]}}, check=False)
+def hang(x):
+    Path({begun!r}).touch()
+    Event().wait()
+"""
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
@@ -186,3 +196,20 @@ def test_sighup_changes_no_port_and_reports_a_bad_file(
     reason = next(line for line in server.log if "cannot serve: " in line)
     assert "c.toml has the unknown key 'max-batch-sizes'; did you mean max-batch-size?" in reason
     assert not [line for line in server.log if "Traceback" in line]
+
+
+def test_a_request_that_outlasts_the_drain_keeps_no_process(transport: str, tmp_path: Path) -> None:
+    begun, app = tmp_path / "begun", tmp_path / "app.py"
+    app.write_text(_HANGS.format(begun=str(begun)))
+    server = ServerProcess.start(app, "--processes", "2", "--drain-seconds", "0.2", transport=transport)
+    with InferenceClient(server.address) as client:
+        future = client.submit("hang", {"x": X}, timeout=PATIENCE)
+        until(begun.exists, bool)
+        server.signal()
+        with pytest.raises(Unavailable):
+            future.result(PATIENCE)
+    assert server.wait() == 0
+    log = "".join(server.log)
+    assert "requests were still running after 0.2 s: they fail now" in log
+    assert "exit status 1" in log
+    assert "killed" not in log

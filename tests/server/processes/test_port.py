@@ -54,6 +54,13 @@ def test_grpc_joins(stack: ExitStack, host: str) -> None:
             server.stop(None).wait()
 
 
+def test_a_machine_without_ipv6(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    taken = reserve(stack, "0.0.0.0").port
+    with pytest.raises(StartError, match=str(taken)):
+        reserve(stack, "127.0.0.1", taken)
+
+
 def test_the_number_is_reserved_while_nothing_listens(stack: ExitStack) -> None:
     reservation = reserve(stack)
     with pytest.raises(ConnectionRefusedError):

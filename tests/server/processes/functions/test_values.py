@@ -99,6 +99,11 @@ def test_texts_of_numpys_string_dtype_arrive_as_objects(pair: Pair) -> None:
     assert_same(pair.sent(texts.astype("T")), texts)
 
 
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_bytes_of_every_kind_arrive_as_bytes(kind: Any) -> None:
+    assert sent({"a": [kind(b"\0text")]}, None, None) == {"a": [b"\0text"]}
+
+
 def test_arrays_of_a_run_stay_while_the_memory_grows(pair: Pair) -> None:
     pair.writer.begin(7)
     assert pair.reader.begun == 7
