@@ -1,4 +1,4 @@
-"""A request's parameters: some have a meaning and a type, some are reserved, others are ignored."""
+"""A request's parameters: some have a meaning and a type, some are reserved, others are for the model."""
 
 from __future__ import annotations
 
@@ -43,13 +43,18 @@ def test_explain_is_a_bool() -> None:
     [
         {"sequence_start": {"bool_param": True}, "sequence_end": {"bool_param": True}},
         {"triton_enable_empty_final_response": {"bool_param": False}},
-        {"mine": {"string_param": "x"}},
-        {"Triton_mine": {"bool_param": True}},
     ],
     ids=str,
 )
-def test_other_parameters_are_ignored(given: dict[str, Any]) -> None:
+def test_parameters_without_a_meaning_are_ignored(given: dict[str, Any]) -> None:
     assert read(**given) == DEFAULTS
+
+
+def test_other_parameters_are_for_the_model() -> None:
+    given = read(
+        mine={"string_param": "x"}, Triton_mine={"bool_param": True}, none={}, priority={"int64_param": 2}
+    )
+    assert given == RequestParameters(math.inf, 2, explain=False, others={"mine": "x", "Triton_mine": True})
 
 
 @pytest.mark.parametrize(
