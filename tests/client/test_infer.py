@@ -122,16 +122,25 @@ def test_wait_ready_waits_for_a_server_that_starts() -> None:
 
 
 @both_clients
-async def test_wait_ready_goes_on_while_a_proxy_has_no_server(
+async def test_wait_ready_goes_on_while_a_proxy_has_no_server_and_models_are_loaded(
     server: ScriptedServer, kind: type[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package in ("aio", "threads"):
         monkeypatch.setattr(f"tensorferry.client.{package}.server_calls._PAUSE", 0.0)
+    asked = 0
+
+    def loads(request: Any, context: Any) -> None:
+        nonlocal asked
+        asked += 1
+        server.servicer.ready = asked > 2
+
     server.servicer.failures = [grpc.StatusCode.UNAVAILABLE] * 8
+    server.servicer.when_ready = loads
     client = kind(server.target)
     assert await either(client, "wait_ready", 60)
     await either(client, "close")
     assert server.servicer.failures == []
+    assert asked == 3
 
 
 # Metadata

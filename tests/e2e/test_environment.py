@@ -61,9 +61,10 @@ def test_a_server_serves_without_a_usable_standard_output(
     line = f'trap "" TERM; {{ {shlex.join(serve)}; echo $? >{shlex.quote(str(status))}; }} {redirection}'
     with subprocess.Popen(["bash", "-c", line], env=environment(), process_group=0) as shell:
         with InferenceClient(f"127.0.0.1:{port}") as client:
-            assert client.wait_ready(60)
+            ready = client.wait_ready(60)
         os.killpg(shell.pid, signal.SIGTERM)
         shell.wait(60)
+    assert ready
     assert status.read_text() == "0\n"
 
 

@@ -41,12 +41,12 @@ def caller_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def first_answer(
+async def one_is_ready(
     methods: Iterable[Callable[..., Any]], request: object, options: Mapping[str, Any]
-) -> Any:
-    """Call all methods, return the first answer, and cancel the other calls.
+) -> bool:
+    """Ask all servers at once; return whether one is ready, as soon as one says so, and cancel the other calls.
 
-    None if every call fails with Unavailable or DeadlineExceeded. Any other error is raised at once.
+    Errors other than Unavailable and DeadlineExceeded are raised at once.
     """
 
     async def outcome(call: Any) -> Any:
@@ -67,10 +67,11 @@ async def first_answer(
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for found in (task.result() for task in done):
                 if not isinstance(found, InferenceError):
-                    return found
-                if not isinstance(found, (Unavailable, DeadlineExceeded)):
+                    if found.ready:
+                        return True
+                elif not isinstance(found, (Unavailable, DeadlineExceeded)):
                     raise found
     finally:
         for task in waiting:
             task.cancel()
-    return None
+    return False

@@ -22,7 +22,7 @@ from tensorferry.protos import inference_pb2 as pb
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", bound=Answer[Any])
 
-# Seconds between two calls of `wait_ready`, after a proxy has answered for a server that it does not reach.
+# Seconds between two calls of `wait_ready`, after a server that is not ready, or a proxy that does not reach it, has answered.
 _PAUSE = 0.25
 
 
@@ -83,11 +83,11 @@ class ServerCalls(ClientBase):
         return self._health(rpcs.model_ready(model, version), timeout, metadata)
 
     def wait_ready(self, timeout: float | None = None, *, metadata: Headers = ()) -> bool:
-        """Wait until the server can be reached, then return whether it is ready.
+        """Wait until the server is ready; return whether it is in time.
 
-        False if it cannot be reached in time. Use it for a server that is starting: the channel
-        connects as soon as the server listens. The wait goes on if a proxy answers that the
-        server is unavailable. Of several targets, the first that answers decides.
+        Use it for a server that is starting: the channel connects as soon as the server listens,
+        and the wait goes on while it loads models, or while a proxy answers that it is
+        unavailable. Of several targets, one must be ready.
 
         >>> client.wait_ready(timeout=30)
         True
@@ -100,9 +100,8 @@ class ServerCalls(ClientBase):
                 options = self._call_options(context)
             except DeadlineExceeded:
                 return False
-            answer = self._begin(waits.first_answer, methods, rpc.message, options)
-            if answer is not None:
-                return rpc.decode(answer)
+            if self._begin(waits.one_is_ready, methods, rpc.message, options):
+                return True
             left = context.deadline.left()
             if self._closing.wait(_PAUSE if left is None else min(left, _PAUSE)):
                 raise errors.closed_during_call()

@@ -18,10 +18,10 @@ Closing = threading.Event
 Queue = queue.SimpleQueue
 
 
-def first_answer(methods: Iterable[Any], request: object, options: Mapping[str, Any]) -> Any:
-    """Call all methods, return the first answer, and cancel the other calls.
+def one_is_ready(methods: Iterable[Any], request: object, options: Mapping[str, Any]) -> bool:
+    """Ask all servers at once; return whether one is ready, as soon as one says so, and cancel the other calls.
 
-    None if every call fails with Unavailable or DeadlineExceeded. Any other error is raised at once.
+    Errors other than Unavailable and DeadlineExceeded are raised at once.
     """
     ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
     calls: list[Any] = []
@@ -33,11 +33,13 @@ def first_answer(methods: Iterable[Any], request: object, options: Mapping[str, 
         for _ in calls:
             call = ended.get()
             if call.code() is grpc.StatusCode.OK:
-                return call.result()
+                if call.result().ready:
+                    return True
+                continue
             failure = errors.from_rpc(call)
             if not isinstance(failure, (Unavailable, DeadlineExceeded)):
                 raise failure
     finally:
         for call in calls:
             call.cancel()
-    return None
+    return False
