@@ -76,4 +76,5 @@ def test_threads_that_read_messages_interrupt_no_other_thread(plain: ServerProce
             name = "main" if number == pid else (thread / "comm").read_text().strip()
             policies.setdefault(name, set()).add(os.sched_getscheduler(number))
     (own,) = policies["main"]
-    assert policies["event_engine"] == {os.SCHED_BATCH if own == os.SCHED_OTHER else own}
+    # Core may have started another one since, on a thread of ours.
+    assert (os.SCHED_BATCH if own == os.SCHED_OTHER else own) in policies["event_engine"]
