@@ -46,6 +46,7 @@ def model(datatype: str, *shape: int) -> ModelMetadata:
         ("FP16", (-1,), [1e6], "cannot hold exactly"),
         ("FP32", (-1,), [1j], "got complex numbers [1]"),
         ("FP32", (-1,), None, "a NoneType that is no array"),
+        ("FP32", (-1,), np.ma.masked_equal(np.ones(2, np.float32), 1), "an array with masked values: fill them"),
     ],
 )  # fmt: skip
 def test_a_misfit_says_expected_received_and_change(

@@ -184,6 +184,9 @@ def _datatype(array: Array) -> str:
 
 
 def _as_array(value: object, subject: str, expected: str, dtype: type | None = None) -> Array:
+    # Not `np.ma.is_masked`, whose import takes 18 ms.
+    if isinstance(value, np.ndarray) and np.any(getattr(value, "mask", False)):
+        raise InvalidInput(subject, expected, "an array with masked values", "fill them: array.filled(value)")
     try:
         return np.asarray(value, dtype)
     # A value's own __array__ may raise anything.
