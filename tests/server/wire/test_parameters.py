@@ -50,11 +50,11 @@ def test_parameters_without_a_meaning_are_ignored(given: dict[str, Any]) -> None
     assert read(**given) == DEFAULTS
 
 
-def test_other_parameters_are_for_the_model() -> None:
+def test_custom_parameters_are_for_the_model() -> None:
     given = read(
         mine={"string_param": "x"}, Triton_mine={"bool_param": True}, none={}, priority={"int64_param": 2}
     )
-    assert given == RequestParameters(math.inf, 2, explain=False, others={"mine": "x", "Triton_mine": True})
+    assert given == RequestParameters(math.inf, 2, explain=False, custom={"mine": "x", "Triton_mine": True})
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ class PayingRows:
         return min(due, key=due.__getitem__, default=0)
 
     def _larger_seconds(self, size: int) -> float:
-        """Return the seconds per row of the next larger size, by which a size is judged of which little is known; inf if unknown.
+        """Return the seconds per row of the next larger size; inf if unknown. A size of which little is known is judged by it.
 
         Where only large batches have run, the learned curve says far too long for small ones. And the first batches of a burst
         are small, and share the processor with the arrival of all others. If a row takes no longer than in the larger size,

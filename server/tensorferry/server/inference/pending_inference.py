@@ -39,12 +39,12 @@ class RequestOrigin(NamedTuple):
     """The `owner` of a batcher's request, and of its parts in a pipeline's stages; None if there is nothing to say.
 
     `watched` is the request for the process's page, None in a server of one process. `trace` is the request's span, None if
-    it is not traced. `parameters` are those that only the model may know.
+    it is not traced. `custom` are the parameters that only the model may know.
     """
 
     watched: WatchedRequest | None = None
     trace: TraceContext | None = None
-    parameters: Mapping[str, Any] = MappingProxyType({})
+    custom: Mapping[str, Any] = MappingProxyType({})
 
 
 NO_ORIGIN = RequestOrigin()

@@ -226,8 +226,8 @@ class InferenceService:
                     if watched.alone:
                         template = replace(template, key=AloneKey())
                         match = (template, *match[1:])
-                if template.others:
-                    origin = (origin or NO_ORIGIN)._replace(parameters=template.others)
+                if template.custom:
+                    origin = (origin or NO_ORIGIN)._replace(custom=template.custom)
                 sampled = True
                 if self._tracer.sources or trace is not None:
                     parent = parse_trace_context(metadata)

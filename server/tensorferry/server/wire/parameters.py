@@ -58,7 +58,7 @@ class RequestParameters(NamedTuple):
 
     `timeout` is in seconds, inf for none. `priority` is a class, 0 for none. `sequence` is None for a request without a
     sequence's id; an id of 0 or "" is none, too. `empty_final` asks a model that answers in streams for a response without
-    outputs after the last answer. `others` are Triton's custom parameters: they mean something to the model, or nothing.
+    outputs after the last answer. `custom` are Triton's custom parameters, which only the model may know.
     """
 
     timeout: float
@@ -66,7 +66,7 @@ class RequestParameters(NamedTuple):
     explain: bool
     sequence: SequenceParameters | None = None
     empty_final: bool = False
-    others: Mapping[str, Any] = MappingProxyType({})
+    custom: Mapping[str, Any] = MappingProxyType({})
 
 
 class SequenceParameters(NamedTuple):
@@ -99,7 +99,7 @@ def read_parameters(request: pb.ModelInferRequest) -> RequestParameters:
         explain=EXPLAIN in parameters and parameters[EXPLAIN].bool_param,
         sequence=_sequence(parameters),
         empty_final=_EMPTY_FINAL in parameters and parameters[_EMPTY_FINAL].bool_param,
-        others={
+        custom={
             key: getattr(parameters[key], kind)
             for key in parameters
             if key not in _KINDS

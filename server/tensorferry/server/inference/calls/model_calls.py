@@ -90,7 +90,7 @@ class _CallsOfBatch(AbstractContextManager[None]):
         self._requests = ()
 
     def _facts_of_requests(self) -> Sequence[RequestFacts]:
-        return [RequestFacts(_id_of(each), (each.owner or NO_ORIGIN).parameters) for each in self._requests]
+        return [RequestFacts(_id_of(each), (each.owner or NO_ORIGIN).custom) for each in self._requests]
 
     def submit(
         self, model: str, version: str, inputs: Mapping[str, npt.ArrayLike], timeout: float | None

@@ -54,7 +54,7 @@ class DecodedRequest:
     `signature` is the model's plus the optional inputs given. `rows` is the size of axis 0, 1 for a model that is not
     batched. Requests with an equal `key` may share a batch. `shared` has the positions of the tensors without rows.
     `timeout` is in seconds, inf for none; `priority` is a class, 0 for none. `sequence` is that of the request, if any.
-    `others` are parameters that only the model may know.
+    `custom` are parameters that only the model may know.
     """
 
     signature: Signature
@@ -68,7 +68,7 @@ class DecodedRequest:
     response_spec: ResponseSpec
     sequence: SequenceParameters | None = None
     empty_final: bool = False
-    others: Mapping[str, Any] = field(default_factory=dict)
+    custom: Mapping[str, Any] = field(default_factory=dict)
 
 
 def decode_request(
@@ -136,7 +136,7 @@ def decode_request(
         ),
         sequence=parameters.sequence,
         empty_final=parameters.empty_final,
-        others=parameters.others,
+        custom=parameters.custom,
     )
 
 

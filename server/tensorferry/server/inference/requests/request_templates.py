@@ -59,8 +59,8 @@ class RequestTemplate:
     """Everything about a request but its values, id and deadline.
 
     `timeout` and `max_queue_time` are in seconds, inf for none. `shapes` are those of the inputs, in the order of `names`.
-    `batch_axes` are those of the outputs of which it is not the first, as clients see them. `sequence` is set for a model
-    with states; its id and its owner are those of each request. `empty_final` and `others` are as in `RequestParameters`.
+    `batch_axes` has that of each output whose batch axis is not the first, as clients see it. `sequence` is set for a model
+    with states; its id and its owner are those of each request. `empty_final` and `custom` are as in `RequestParameters`.
     """
 
     model: Model
@@ -79,7 +79,7 @@ class RequestTemplate:
     response: ResponseTemplate
     sequence: SequenceTag | None = None
     empty_final: bool = False
-    others: Mapping[str, Any] = field(default_factory=dict)
+    custom: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ def _template_of(model: Model, decoded: DecodedRequest, response: ResponseTempla
         response=response,
         sequence=_sequence_of(model, decoded),
         empty_final=decoded.empty_final,
-        others=decoded.others,
+        custom=decoded.custom,
     )
 
 

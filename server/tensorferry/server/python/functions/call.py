@@ -57,7 +57,7 @@ def bound_call(declared: FunctionModel) -> Call:
 
 
 def requests_of(inputs: Mapping[str, Any], rows: Sequence[int]) -> Iterator[Mapping[str, Any]]:
-    """Yield the inputs of each request of a batch, which has so many rows; no `rows` means one request."""
+    """Yield the inputs of each request of a batch. `rows` has the rows of each; without any, the batch is one request."""
     if len(rows) < 2:
         yield inputs
         return

@@ -247,7 +247,7 @@ class _Instance:
             self._model.finalize()
 
     def run(self, inputs: Mapping[str, Any], rows: Sequence[int]) -> Mapping[str, Any]:
-        """Run a batch of requests, each of which has so many rows; no `rows` means one request."""
+        """Run a batch. `rows` has the rows of each request; without any, the batch is one request."""
         parts = requests_of(inputs, rows)
         facts = chain(facts_of_requests.get()(), repeat(_NO_FACTS))
         requests = [self._request(part, each) for part, each in zip(parts, facts, strict=False)]
