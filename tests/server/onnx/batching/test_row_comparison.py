@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from support.server.rig import Array, signature, spec
 
 from tensorferry.server.onnx.batching.comparison_runs import ComparisonSettings
 from tensorferry.server.onnx.batching.row_comparison import ComparisonOutcome, RowComparison, compare_rows
-from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.checks.sampling import random_inputs
 from tensorferry.server.runtime.files.onnx_file import string_lists
 from tensorferry.server.runtime.session import Session
@@ -441,70 +439,3 @@ def test_shared_inputs_are_the_same_in_all_rows() -> None:
     with np.errstate(all="ignore"):
         found = compare_rows(made, run, ComparisonSettings(clock=stopped_clock))
     assert found.outcome is ComparisonOutcome.SEPARATE, found.reason
-
-
-# A comparison within the time of a load.
-
-
-class SlowModel:
-    """Rows of `row_seconds` each. `model` computes the outputs."""
-
-    def __init__(self, model: Model, row_seconds: float = 0.5) -> None:
-        self.now = 0.0
-        self.sizes: list[int] = []
-        self._model = model
-        self._row_seconds = row_seconds
-
-    def __call__(self, x: Array) -> Array:
-        self.sizes.append(len(x))
-        self.now += self._row_seconds * len(x)
-        return self._model(x)
-
-    def compared(self, *, thorough: bool) -> RowComparison:
-        def clock() -> float:
-            return self.now
-
-        return compared(self, thorough=thorough, clock=clock, budget=LoadBudget(1.0, clock))
-
-
-def test_a_slow_model_that_is_proved_runs_two_rows_together() -> None:
-    slow = SlowModel(lambda x: x)
-    found = slow.compared(thorough=False)
-    assert found.outcome is ComparisonOutcome.SEPARATE
-    assert slow.sizes == [1, 1, 1, 2]
-    assert found.seconds == {1: 0.5, 2: 1.0}
-    assert found.extent == "1 batches of 2 rows"
-
-
-def test_a_slow_model_that_must_be_tested_is_not_finished() -> None:
-    slow = SlowModel(lambda x: x)
-    assert slow.compared(thorough=True).outcome is ComparisonOutcome.UNFINISHED
-    assert sum(slow.sizes) <= 10
-
-
-@pytest.mark.parametrize("thorough", [False, True])
-@pytest.mark.parametrize(
-    ("model", "outcome"),
-    [
-        (lambda x: x - x.mean(), ComparisonOutcome.MIXES),
-        (lambda x: x + np.float32(random.random()), ComparisonOutcome.UNSTABLE),
-        (lambda x: x[: 1 if len(x) == 1 else 0], ComparisonOutcome.MIXES),
-    ],
-)
-def test_mixing_of_two_rows_is_found_in_slow_models(
-    model: Model, outcome: ComparisonOutcome, thorough: bool
-) -> None:
-    assert SlowModel(model).compared(thorough=thorough).outcome is outcome
-
-
-def test_a_difference_is_explained_although_the_time_is_up() -> None:
-    """Else a proved model would pass with it."""
-
-    def shifted(x: Array) -> Array:
-        if len(x) > 1 and np.isnan(x).any():
-            slow.now = 1e9
-            return np.asarray(x + np.float32(1e-9))
-        return x
-
-    slow = SlowModel(shifted, row_seconds=0.0)
-    assert "beside" in slow.compared(thorough=False).reason
