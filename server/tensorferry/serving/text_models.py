@@ -48,7 +48,8 @@ def embeddings(
             "whose output is pooled"
         )
     head = TextHead(EMBEDDING, pooling, normalize, output=output)
-    return _text_model(name, tokenizer, encoder, head, TextTask(EMBEDDING, served_as=served_as))
+    task = TextTask(EMBEDDING, served_as=served_as, normalized=normalize)
+    return _text_model(name, tokenizer, encoder, head, task)
 
 
 def reranker(

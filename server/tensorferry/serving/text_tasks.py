@@ -28,11 +28,13 @@ class TextTask:
     """What a pipeline does with texts: its `kind` is one of `TASKS`.
 
     `labels` are the names of a classifier's classes. Clients of the text endpoints can also ask for the model by the names `served_as`.
+    Vectors are `normalized` if the head scales them to length 1.
     """
 
     kind: str
     labels: Sequence[str] = ()
     served_as: Sequence[str] = ()
+    normalized: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in TASKS:

@@ -154,6 +154,10 @@ def test_each_pooling(server: ServerProcess, alone: Callable[..., Array]) -> Non
     for model, at in (("first", 0), ("last", -1)):
         answer = post(server, f"/models/{model}/embed", {"inputs": TEXTS})
         np.testing.assert_allclose(answer, [each[at] for each in tokens], atol=1e-5)
+        scaled = post(server, f"/models/{model}/embed", {"inputs": TEXTS, "normalize": True})
+        np.testing.assert_allclose(scaled, answer / np.linalg.norm(answer, axis=1, keepdims=True), atol=1e-6)
+        cut = post(server, f"/models/{model}/embed", {"inputs": TEXTS, "normalize": False, "dimensions": 7})
+        np.testing.assert_array_equal(cut, np.asarray(answer)[:, :7])
     answer = post(server, "/v1/embeddings", {"model": "pooled", "input": TEXTS, "encoding_format": "base64"})
     given = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in answer["data"]]
     np.testing.assert_allclose(given, [alone("minilm.onnx", text) for text in TEXTS], atol=1e-6)
@@ -251,6 +255,12 @@ def test_errors_have_the_form_of_their_path(server: ServerProcess) -> None:
         ("/v1/embeddings", {"input": "a", "dimensions": True}, "'dimensions' is True; it must be an integer"),
         ("/v1/embeddings", {"input": "\ud800", "model": "embed"}, "half a surrogate pair"),
         ("/embed", {"inputs": "a", "prompt_name": "query"}, "'prompt_name' is not supported"),
+        (
+            "/embed",
+            {"inputs": "a", "model": "embed", "normalize": False},
+            "scales its vectors to length 1; send true",
+        ),
+        ("/embed", {"inputs": "a", "model": "embed", "normalize": 1}, "'normalize' is 1; it must be true or"),
         ("/embed", {"inputs": "a", "truncation_direction": "Left"}, "'truncation_direction' must be"),
         (
             "/embed_all",

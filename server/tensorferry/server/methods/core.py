@@ -116,6 +116,8 @@ class CoreMethods:
             properties["served_as"] = json.dumps(model.task.served_as)
             if model.task.labels:
                 properties["labels"] = json.dumps(model.task.labels)
+            if model.task.normalized:
+                properties["normalized"] = "true"
         if self._processes > 1:
             properties["server_processes"] = str(self._processes)
         if model.signature.optional:

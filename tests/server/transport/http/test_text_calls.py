@@ -59,7 +59,7 @@ def check(endpoint: TextEndpoint, fields: dict[str, Any]) -> None:
     values = np.linspace(0, 1, 4 * count, dtype=np.float32).reshape(count, 4)
     of_task = {"rerank": values[:, 0], "token_embedding": values.reshape(count, 2, 2)}.get(call.task, values)
     try:
-        call.answer(TextResult("m", of_task, [1] * count, "abcd"))
+        call.answer(TextResult("m", of_task, [1] * count, "abcd", False))
     except HttpError as error:
         # More dimensions than the model has are one of the client.
         if error.status != 400:
@@ -69,9 +69,9 @@ def check(endpoint: TextEndpoint, fields: dict[str, Any]) -> None:
 def test_padding_has_no_vectors() -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3, 1)
     answer = tei.embed_all({"inputs": ["a", "b"]}).answer
-    assert answer(TextResult("m", values, [1, 3], ())) == b"[[[0]],[[3],[4],[5]]]"
+    assert answer(TextResult("m", values, [1, 3], (), False)) == b"[[[0]],[[3],[4],[5]]]"
     with pytest.raises(HttpError, match="the model gave 3 vectors for a text of 4 tokens") as failed:
-        answer(TextResult("m", values, [1, 4], ()))
+        answer(TextResult("m", values, [1, 4], (), False))
     assert failed.value.status == 500
 
 
@@ -83,7 +83,7 @@ def test_padding_before_a_token_is_refused() -> None:
     ):
         message.outputs.add(name=name, datatype=datatype, shape=array.shape)
         message.raw_output_contents.append(array.tobytes())
-    form = TextForm(tei.embed_all({"inputs": "a"}), ())
+    form = TextForm(tei.embed_all({"inputs": "a"}), (), False)
     with pytest.raises(HttpError, match="padding before a token") as failed:
         form.response([message.SerializeToString()])
     assert failed.value.status == 500

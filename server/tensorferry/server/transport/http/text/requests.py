@@ -35,6 +35,7 @@ class TextForm(NamedTuple):
 
     call: TextCall
     labels: Sequence[str]
+    normalized: bool
 
     def response(self, pieces: Sequence[Piece]) -> bytes:
         """Return the HTTP response for a ModelInferResponse in pieces. HttpError if it cannot be written."""
@@ -47,9 +48,8 @@ class TextForm(NamedTuple):
         counts = _token_counts(arrays[1]) if arrays[1:] else ()
         # The name by which the client asked, because clients compare it.
         name = self.call.model or message.model_name
-        return response(
-            200, self.call.answer(TextResult(name, arrays[0].astype("<f4", copy=False), counts, self.labels))
-        )
+        values = arrays[0].astype("<f4", copy=False)
+        return response(200, self.call.answer(TextResult(name, values, counts, self.labels, self.normalized)))
 
 
 class TextRequests:
@@ -85,7 +85,8 @@ class TextRequests:
         counts = _MASK if call.task == TOKEN_EMBEDDING else _TOKENS
         if any(spec.name == counts for spec in model.outputs):
             message.outputs.add(name=counts)
-        return message.SerializeToString(), TextForm(call, json.loads(model.properties.get("labels", "[]")))
+        labels = json.loads(model.properties.get("labels", "[]"))
+        return message.SerializeToString(), TextForm(call, labels, "normalized" in model.properties)
 
     def _model(self, call: TextCall) -> pb.ModelMetadataResponse:
         if call.model:

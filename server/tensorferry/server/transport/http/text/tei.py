@@ -36,7 +36,8 @@ _TYPES: Mapping[str, str] = {
 
 def embed(fields: Fields) -> TextCall:
     """Parse a call of /embed."""
-    answer = partial(_vectors, dimensions=number_in(fields, "dimensions"))
+    normalize = None if fields.get("normalize") is None else flag_in(fields, "normalize")
+    answer = partial(_vectors, dimensions=number_in(fields, "dimensions"), normalize=normalize)
     return TextCall(EMBEDDING, model_in(fields), (_texts(fields),), answer)
 
 
@@ -52,8 +53,14 @@ def _texts(fields: Fields) -> Sequence[str]:
     return texts_in(fields, "inputs")
 
 
-def _vectors(result: TextResult, *, dimensions: int | None) -> bytes:
-    return _list(vectors_as_json(shortened(result.values, dimensions))).encode()
+def _vectors(result: TextResult, *, dimensions: int | None, normalize: bool | None) -> bytes:
+    if normalize is False and result.normalized:
+        raise HttpError(
+            400,
+            f"'normalize' is false, but model {result.model!r} scales its vectors to length 1; send true, or "
+            "declare the model by embeddings(..., normalize=False)",
+        )
+    return _list(vectors_as_json(shortened(result.values, dimensions, normalize))).encode()
 
 
 def _vectors_of_tokens(result: TextResult) -> bytes:

@@ -26,13 +26,15 @@ class TextResult(NamedTuple):
     """What a model gave for the texts of a call, in their order.
 
     `values` are FP32: vectors, vectors of tokens, scores or scores of classes, one row a text. `counts` has the number of tokens
-    of each text; it is empty if the model does not say. `labels` are the names of classes.
+    of each text; it is empty if the model does not say. `labels` are the names of classes. `normalized` is true if the
+    model scales its vectors to length 1.
     """
 
     model: str
     values: npt.NDArray[np.float32]
     counts: Sequence[int]
     labels: Sequence[str]
+    normalized: bool
 
     @property
     def tokens(self) -> int:
@@ -111,18 +113,19 @@ def check_values(values: npt.NDArray[np.float32], labels: Sequence[str]) -> None
         raise HttpError(500, f"the model gave {values.shape[1]} classes, but has {len(labels)} labels")
 
 
-def shortened(vectors: npt.NDArray[np.float32], dimensions: int | None) -> npt.NDArray[np.float32]:
-    """Return the first `dimensions` numbers of each vector, scaled to length 1."""
-    if dimensions is None or dimensions == vectors.shape[1]:
-        return vectors
-    if dimensions > vectors.shape[1]:
-        raise HttpError(
-            400, f"'dimensions' is {dimensions}, but the model's vectors have {vectors.shape[1]} numbers"
-        )
+def shortened(
+    vectors: npt.NDArray[np.float32], dimensions: int | None, normalize: bool | None = None
+) -> npt.NDArray[np.float32]:
+    """Return the first `dimensions` numbers of each vector, scaled to length 1 if `normalize`; by default, if they are cut."""
+    size = vectors.shape[1]
+    if dimensions is not None and dimensions > size:
+        raise HttpError(400, f"'dimensions' is {dimensions}, but the model's vectors have {size} numbers")
     cut = vectors[:, :dimensions]
+    if not (cut.shape[1] < size if normalize is None else normalize):
+        return cut
     lengths = np.linalg.norm(cut, axis=1, keepdims=True)
-    shorter: npt.NDArray[np.float32] = cut / np.maximum(lengths, np.float32(1e-12))
-    return shorter
+    scaled: npt.NDArray[np.float32] = cut / np.maximum(lengths, np.float32(1e-12))
+    return scaled
 
 
 def vectors_as_json(vectors: npt.NDArray[np.float32]) -> list[str]:
