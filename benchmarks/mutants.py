@@ -45,7 +45,7 @@ PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "transport": (SERVER + "transport", ("tests/server/transport", *DOORS)),
     "models": (
         SERVER + "models",
-        ("tests/server/models", "tests/wire/test_repository.py", "tests/e2e/test_remote_models.py"),
+        ("tests/server/models", "tests/wire/test_repository.py", "tests/e2e/models/test_remote_models.py"),
     ),
     "processes": (
         SERVER + "processes",

@@ -38,11 +38,11 @@ LEFT_OUT = (
 
 # These need packages that the environment lacks. Most have dependencies of newer versions.
 NEED_OTHER_PACKAGES = (
-    "tests/e2e/test_custom_operators.py",
-    "tests/e2e/test_embeddings.py",
-    "tests/e2e/test_images.py",
+    "tests/e2e/models/test_custom_operators.py",
+    "tests/e2e/examples/test_embeddings.py",
+    "tests/e2e/examples/test_images.py",
     "tests/e2e/test_otel_export.py",
-    "tests/e2e/test_remote_models.py",
+    "tests/e2e/models/test_remote_models.py",
     "tests/server/models/remote",
     # httptools.
     "tests/server/transport/http/test_heads.py",

@@ -1,4 +1,4 @@
-"""docs/guides/text_embeddings.md is followed with a small encoder; tests/e2e/test_embeddings.py has the real one."""
+"""docs/guides/text_embeddings.md is followed with a small encoder; tests/e2e/examples/test_embeddings.py has the real one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The client and its commands against real servers of other projects: MLServer, and KServe's Python server.
 
 Neither has statistics, shared memory or tensorferry's streams; KServe's does not list its models. Triton's server is
-in tests/e2e/test_bench.py.
+in tests/e2e/clients/test_bench.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models of Triton's Python backend without a server. tests/e2e/test_triton_models.py has what they do in one."""
+"""Models of Triton's Python backend without a server. tests/e2e/functions/test_triton_models.py has what they do in one."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from e2e.fixtures import Serve
 from tensorferry.client import InferenceClient, InferenceError
 from tensorferry.serving import InvalidInput
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "images"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "images"
 DIGITS = EXAMPLE.parent / "digits" / "digits.onnx"
 PICTURES = sorted([*EXAMPLE.glob("*.jpg"), *EXAMPLE.glob("*.png")])
 THREE = EXAMPLE / "three.jpg"

@@ -390,7 +390,7 @@ def test_no_answers_are_an_empty_stream(server: ServerProcess, tmp_path: Path) -
 
 
 def test_the_example_writes_text(transport: str) -> None:
-    app = Path(__file__).parents[2] / "examples" / "generator" / "app.py"
+    app = Path(__file__).parents[3] / "examples" / "generator" / "app.py"
     inputs = {"prompt": ["The function"], "words": [20]}
     with running(app, transport=transport) as server, InferenceClient(server.address) as client:
         pieces, again = (

