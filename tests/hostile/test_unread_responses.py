@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e.test_metrics import scrape
 from fuzz.attackers.attacks import RESOURCE_EXHAUSTED
 from fuzz.attackers.raw import Connection, framed, headers_of
 from polling import until
+from support.processes.metrics import scrape
 from support.processes.server import SERVER_PROCESSES, ServerProcess, running
 from support.server.rig import request
 

@@ -13,12 +13,12 @@ import grpc
 import numpy as np
 import pytest
 from e2e.fixtures import Serve
-from e2e.test_metrics import scrape_until
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 from polling import until
 from support.processes import faulty
+from support.processes.metrics import scrape_until
 from support.processes.probe import inputs
 from support.processes.server import SERVER_PROCESSES, ServerProcess
 from support.server.rig import request as as_request

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e.fixtures import Serve
-from e2e.test_metrics import scrape_until
 from polling import until
 from support.processes.faulty import HANG
+from support.processes.metrics import scrape_until
 from support.processes.probe import inputs
 
 from tensorferry.client import InferenceClient, ResourceExhausted, Retry

@@ -23,9 +23,9 @@ from e2e.failures.test_device_failure import (
     message,
 )
 from e2e.fixtures import Serve
-from e2e.test_metrics import scrape, scrape_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.processes import faulty
+from support.processes.metrics import scrape, scrape_until
 from support.processes.server import SERVER_PROCESSES
 
 from tensorferry.protos import inference_pb2_grpc

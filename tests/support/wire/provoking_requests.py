@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 import numpy as np
-from e2e.test_metrics import scrape_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.processes import faulty
+from support.processes.metrics import scrape_until
 from support.processes.probe import request as probe_request
 from support.processes.server import ServerProcess
 from support.wire.provoking import Provoked, Served, good, infer, set_

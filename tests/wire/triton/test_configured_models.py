@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 import tritonclient.grpc as triton
-from e2e.test_metrics import scrape_until
 from support.models import small
 from support.processes import faulty
+from support.processes.metrics import scrape_until
 from support.processes.probe import OpenStream, answer, output, request
 from support.processes.server import ServerProcess, running
 from support.server.rig import PATIENCE, Array, fp32
