@@ -213,7 +213,11 @@ class InferenceCalls(SharedMemoryCalls):
                 if isinstance(outcome, InferenceError):
                     self._cache.refused(plan.model, plan.version, outcome)
                     if plan.raises:
-                        raise outcome
+                        try:
+                            raise outcome
+                        finally:
+                            # As in `_call`.
+                            del outcome
                 yield outcome
 
     async def _stream_connection(self, context: CallContext) -> Connection:
@@ -240,7 +244,8 @@ class InferenceCalls(SharedMemoryCalls):
             if isinstance(outcome, ResourceExhausted) and is_repeatable(request):
                 attempts = self._attempts(request)
                 context = context.of_request(request.id)
-                await self._wait(outcome, None, attempts, context)
+                if not await self._waited(outcome, None, attempts, context):
+                    return outcome
                 outcome = codec.decode(await self._call("ModelInfer", request, context, attempts=attempts))
             elif isinstance(outcome, InferenceResult):
                 self._retries.answered()
@@ -250,13 +255,16 @@ class InferenceCalls(SharedMemoryCalls):
         except InferenceError as error:
             return error
 
-    async def _wait(self, error: InferenceError, call: Any, attempts: Attempts, context: CallContext) -> None:
-        """Wait until the failed request may be sent again; raise the error if it may not."""
+    async def _waited(
+        self, error: InferenceError, call: Any, attempts: Attempts, context: CallContext
+    ) -> bool:
+        """Wait until the failed request may be sent again; return whether it may."""
         delay = attempts.delay(error, call, context.deadline.left())
         if delay is None:
-            raise error from call
+            return False
         if await self._closing.wait(delay):
             raise errors.closed_during_call(error.request_id) from error
+        return True
 
     async def _run(self, rpc: Rpc[T], context: CallContext) -> T:
         return rpc.decode(await self._call(rpc.method, rpc.message, context))
@@ -278,7 +286,12 @@ class InferenceCalls(SharedMemoryCalls):
                 answer = await self._begin(call, request, **options)
             except grpc.RpcError as error:
                 failure = errors.from_rpc(error, context.request_id)
-                await self._wait(failure, error, attempts, context)
+                if not await self._waited(failure, error, attempts, context):
+                    try:
+                        raise failure from error
+                    finally:
+                        # Its traceback refers to this frame, which would keep the request in memory.
+                        del failure
             except asyncio.CancelledError:  # asyncio only
                 if waits.caller_cancelled():
                     raise

@@ -176,6 +176,8 @@ class _RequestFeed:
         self._call.cancel()
         self._task.cancel()
         await asyncio.wait([self._task])
+        # The exception that ended the task refers to this object.
+        del self._task
 
 
 def complete(requests: Requests, defaults: StreamDefaults) -> AsyncGenerator[StreamRequest]:

@@ -35,7 +35,7 @@ def shared_memory_error(model: str) -> InvalidRequestError:
 class StreamedInference(PendingInference):
     """A request that takes several answers while it runs; see `StreamFunction`. Its own reply is the last response, or none.
 
-    `send` is called with each answer.
+    `send` is called with each answer. As with the completion, the object refers to it only until it is completed.
     """
 
     __slots__ = ("_changed", "_on_over", "_over", "_send", "_unsent")
@@ -62,7 +62,8 @@ class StreamedInference(PendingInference):
             if self._over:
                 return False
             self._unsent += 1
-        error = self._send(_Answer(self, pieces))
+            send = self._send
+        error = send(_Answer(self, pieces))
         if error is not None:
             raise error
         return True
@@ -85,6 +86,7 @@ class StreamedInference(PendingInference):
         """Take the outcome, which has no outputs, and call the completion. The batcher calls this once."""
         with self._changed:
             self._over = True
+            del self._send
             on_over, self._on_over = self._on_over, None
             self._changed.notify_all()
         if on_over is not None:

@@ -121,9 +121,10 @@ class ResponseStream:
                     return
                 # It may be large, and the next request may be long in coming.
                 del data
-        except grpc.RpcError:
-            # The client has left, or its deadline has passed: `close` is called as well.
-            pass
+        except grpc.RpcError as left:
+            # The client has left, or its deadline has passed: `close` is called as well. grpcio keeps the exception with the
+            # call, which the exception's frames refer to.
+            left.__traceback__ = None
         except BaseException:
             # The last request may never be answered, so the handler must not wait for its response.
             _log.exception("a stream could not be read; this is a bug in tensorferry.server")

@@ -224,6 +224,8 @@ class _CallsOfBatch(AbstractContextManager[None]):
         outcome = pending.outcome
         if outcome.error is not None:
             error = _error_of_call(outcome.error, self._caller, name)
+            # As in `status_of`: the frames hold the batch with this request, which holds the error.
+            outcome.error.__traceback__ = outcome.error.__context__ = None
             outcome = outcome._replace(error=error)
         completion_of(future, one_row=False)(outcome)
         if pending.trace is not None:

@@ -119,8 +119,10 @@ class Connection(asyncio.Protocol):
             host, port = address[:2]
             self.address = host
             self.peer = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
-        # Of events until they are sent, and of answers that the client does not read.
-        self._account = ResponseAccount(self.peer, self._give_up)
+        on_loop, abort = self._owner.on_loop, self._transport.abort
+        # Of events until they are sent, and of answers that the client does not read. It does not refer to the connection: in a
+        # cycle, an unfinished body would stay in memory until the next garbage collection.
+        self._account = ResponseAccount(self.peer, lambda error: on_loop(abort))
         if not self._owner.opened(self):
             self._fail(
                 HttpError(
@@ -330,9 +332,6 @@ class Connection(asyncio.Protocol):
             self._owner.on_loop(self._transport.close)
         elif self._discard is None:
             self._owner.on_loop(self._continue)
-
-    def _give_up(self, error: UnreadResponsesError) -> None:
-        self._owner.on_loop(self._transport.abort)
 
     def _count_unsent(self) -> None:
         # Events are counted before they are sent.
