@@ -9,6 +9,7 @@ import contextlib
 import gc
 import http.client
 import json
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -99,7 +100,7 @@ class Caller:
     """Sends requests of each kind."""
 
     def __init__(self, server: ServerProcess, client: InferenceClient, channel: grpc.Channel) -> None:
-        self._client = client
+        self._client, self._channel = client, channel
         self._stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         self._http = server.ready["http"].removeprefix("http://")
 
@@ -121,6 +122,13 @@ class Caller:
     def late(self) -> None:
         with contextlib.suppress(InferenceError):
             self._client.infer("double", {"x": X}, timeout=0.001)
+        # It leaves before its message.
+        unary = self._channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
+        silent = threading.Event()
+        call = unary.future(iter(silent.wait, True))
+        self._client.infer("double", {"x": X})
+        call.cancel()
+        silent.set()
 
     def streams(self) -> None:
         list(self._client.stream("double", [{"x": X}] * 3))

@@ -112,7 +112,13 @@ class ThreadedServicer:
         if isinstance(admitted, Refusal):
             _abort(context, admitted.status)
         _when_over(context, self._admission.calls.end_unary)
-        data = next(messages, None)
+        try:
+            data = next(messages, None)
+        except grpc.RpcError as left:
+            # The client has left, so nobody gets what is returned. grpcio keeps the exception with the call, which the
+            # exception's frames refer to.
+            left.__traceback__ = None
+            return b""
         if data is None:
             context.abort(
                 StatusCode.UNIMPLEMENTED, f"/{SERVICE_NAME}/ModelInfer requires exactly one request message"
