@@ -24,7 +24,15 @@ HALF_A_PAIR = "a text of the request has half a surrogate pair"
 
 # Of lists in the data of a tensor, as Triton has it.
 _MAX_NESTING = 100
-_WORDS = {bool: "a boolean", str: "a string", type(None): "null", dict: "an object", list: "a list"}
+_WORDS = {
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number with a fraction or exponent",
+    str: "a string",
+    type(None): "null",
+    dict: "an object",
+    list: "a list",
+}
 
 # The fields of a parameter for each type of value.
 _FIELDS: Mapping[type, tuple[str, ...]] = {
@@ -148,7 +156,7 @@ def raw_contents(name: str, kind: str, shape: Sequence[int], data: Any) -> bytes
 def _check_types(name: str, kind: str, values: Sequence[Any], *expected: type) -> None:
     # Exact types, because a boolean is an integer in Python.
     if wrong := set(map(type, values)).difference(expected):
-        words = sorted(_WORDS.get(each, "a number with a fraction or exponent") for each in wrong)
+        words = sorted(_WORDS[each] for each in wrong)
         raise HttpError(
             400, f"Unable to parse 'data' of input {name!r}: {kind} cannot have {' or '.join(words)}"
         )
