@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.batcher.rig import enqueue, error, occupy, reproducible, result, results, rows
 
-from tensorferry.batcher import Batcher, OutOfMemory
+from tensorferry.batcher import Batcher, ModelOutputError, OutOfMemory
 from tensorferry.batcher.learning.memory_limit import MemoryRowLimit
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -104,6 +105,21 @@ def test_every_request_gets_its_rows_whatever_fits(room: int, sizes: list[int], 
     statistics = batcher.statistics()
     assert statistics.answered == statistics.accepted
     assert statistics.rows == sum(sizes) + 1
+
+
+def test_a_request_whose_parts_do_not_fit_together_fails(busy: Busy) -> None:
+    sizes = count(1)
+
+    def model_fn(x: Any) -> Any:
+        if len(x) > 2:
+            raise OutOfMemory(f"{len(x)} rows")
+        return np.zeros((len(x), next(sizes)))
+
+    batcher, runner = busy(model_fn, 4)
+    sent = [batcher.submit_rows(np.zeros(rows)) for rows in (4, 1)]
+    runner.open()
+    assert isinstance(error(sent[0]), ModelOutputError)
+    assert len(result(sent[1])) == 1
 
 
 @pytest.mark.parametrize("error_kind", [OutOfMemory, MemoryError])

@@ -203,9 +203,16 @@ def test_waiting_requests_are_bounded_as_the_queue_is(
     make: Make, options: dict[str, int], most: int, words: str
 ) -> None:
     batcher, runner, first = busy(make, **options)
-    sent = [first, *(send(batcher, 1)[1] for _ in range(most))]
+    sent = [first]
+    for _ in range(most):
+        last, recorder = send(batcher, 1)
+        sent.append(recorder)
     with pytest.raises(QueueFull, match=words):
         send(batcher, 1)
+    # One that is withdrawn makes room for another.
+    sent.pop()
+    assert batcher.cancel(last)
+    sent.append(send(batcher, 1)[1])
     runner.open()
     assert [value(each) for each in sent] == [10 * at for at in range(1, most + 2)]
 
