@@ -29,10 +29,6 @@ _MAX_MODELS_SHOWN = 8
 # Of the models in the ready line. A model alone may have more.
 _MOST_CHARACTERS = 100
 
-# The garbage collector runs after this many more allocations than deallocations of containers: about the number that
-# hundreds of requests in flight hold.
-_GC_THRESHOLD = 50_000
-
 
 def run_child(module: str) -> NoReturn:
     """Run the function `main` of a module as a child of the supervisor, with the arguments DESCRIPTORS ARGUMENTS."""
@@ -73,11 +69,10 @@ def read_config(arguments: Sequence[str]) -> ServerConfig:
     return load_config(parsed["models"], flags, os.environ, config_file(parsed))
 
 
-def prepare_collector() -> None:
-    """Exclude what was loaded from garbage collection. Requests make no cycles, so collection is rarely needed."""
+def exclude_from_collection() -> None:
+    """Exclude what was loaded from garbage collections, which then take little time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD)
 
 
 def print_ready_line(app: App) -> None:

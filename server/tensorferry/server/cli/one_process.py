@@ -16,7 +16,7 @@ from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.names import printable_lines
 from tensorferry.server.observability.logs import logs
-from tensorferry.server.startup import prepare_collector, print_ready_line
+from tensorferry.server.startup import exclude_from_collection, print_ready_line
 from tensorferry.server.system.threads import ThreadKind, new_thread, watch_threads
 
 _log = logging.getLogger("tensorferry.server")
@@ -93,7 +93,7 @@ def run_one_process(config: ServerConfig, output: logs.LogOutput) -> int:
 def _start(app: App, events: _Events) -> None:
     app.start()
     app.load()
-    prepare_collector()
+    exclude_from_collection()
     print_ready_line(app)
     events.put(_Progress.STARTED)
 

@@ -27,7 +27,7 @@ from tensorferry.server.processes.messages import MAX_FIELDS_BYTES
 from tensorferry.server.processes.peers import Peers
 from tensorferry.server.processes.running_page import RunningPage
 from tensorferry.server.processes.suspect_requests import TrialLock
-from tensorferry.server.startup import prepare_collector, print_ready_line, read_config
+from tensorferry.server.startup import exclude_from_collection, print_ready_line, read_config
 from tensorferry.server.system.threads import ThreadKind, new_thread, watch_threads
 
 _log = logging.getLogger("tensorferry.server")
@@ -154,7 +154,7 @@ class ServerProcess:
         self._app.load()
         if not self._listens_first:
             self._app.start()
-        prepare_collector()
+        exclude_from_collection()
         self._supervisor.send("ready")
 
     def _all_serve(self) -> bool:
