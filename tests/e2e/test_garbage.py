@@ -123,7 +123,7 @@ class Caller:
         with contextlib.suppress(InferenceError):
             self._client.infer("double", {"x": X}, timeout=0.001)
         # It leaves before its message.
-        unary = self._channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
+        unary: Any = self._channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
         silent = threading.Event()
         call = unary.future(iter(silent.wait, True))
         self._client.infer("double", {"x": X})
