@@ -60,6 +60,8 @@ def test_a_failed_request_ends_its_sequence_and_no_other(make: Make) -> None:
     assert isinstance(error_of(bad), ValueError)
     assert isinstance(error_of(after), SequenceEnded)
     assert [value(each) for each in (*anew, other)] == [30, 40, 60]
+    assert isinstance(error_of(send(batcher, -1, 3, **START)[1]), ValueError)
+    assert batcher.sequence_statistics().started == 4
 
 
 def test_requests_of_a_sequence_complete_in_their_order(make: Make) -> None:
