@@ -127,6 +127,7 @@ def test_rows_are_stacked(rows: Any, pad: Any, expected: Any) -> None:
     [
         ([np.ones(2), np.ones((2, 3))], ["1 axes", "2 axes"]),
         ([np.ones(2), np.ones(2, np.float32)], ["float32", "float64"]),
+        ([[1], [1.5]], ["float64", "int64"]),
         ([[[1], [2, 3]], [[1, 2], [3]]], ["not an array"]),
     ],
 )

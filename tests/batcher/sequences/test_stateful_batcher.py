@@ -245,6 +245,17 @@ def test_a_refused_bare_array_is_counted_and_not_changed(make: Make) -> None:
     assert (len(request.tensors), batcher.statistics().refused) == (1, 1)
 
 
+def test_a_model_may_write_again_to_the_array_that_it_returned(make: Make) -> None:
+    total = np.zeros((1, 1))
+
+    def reuses(batch: dict[str, Any]) -> dict[str, Any]:
+        total[:] = batch["past"] + batch["x"]
+        return {"y": total.copy(), "total": total}
+
+    batcher = make(reuses)
+    assert [ask(batcher, 1, 1, **START), ask(batcher, 5, 2, **START), ask(batcher, 1, 1)] == [1, 5, 2]
+
+
 def test_a_state_that_does_not_fit_is_the_error_of_its_request(make: Make) -> None:
     batcher = make(lambda batch: {"y": batch["x"], "total": batch["past"].astype(np.float32)})
     error = error_of(send(batcher, 1, **START)[1])
