@@ -1,6 +1,6 @@
 """No request leaves cycles of objects behind: what they hold, such as calls and bodies, would wait for the garbage collector.
 
-gRPC counts calls that still exist among the open ones of a connection, and the collector runs rarely.
+gRPC counts calls that still exist among the open ones of a connection.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import gc
 
 from tensorferry.serving import FP32, INT32, STRING, InvalidInput, infer, model, onnx, pipeline
 
-_OPEN = ("StreamCall", "StreamedInference", "Connection", "Exchange")
+_OPEN = ("StreamCall", "ResponseStream", "StreamedInference", "Connection", "Exchange")
 
 
 @model(inputs={"first": INT32[1]}, outputs={"garbage": STRING[-1], "open": INT32[1]}, max_batch_size=0, check=False)

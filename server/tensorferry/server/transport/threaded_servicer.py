@@ -115,8 +115,8 @@ class ThreadedServicer:
         try:
             data = next(messages, None)
         except grpc.RpcError as left:
-            # The client has left, so nobody gets what is returned. grpcio keeps the exception with the call, which the
-            # exception's frames refer to.
+            # The client has left, so the result is not sent. grpcio keeps the exception with the call, which the exception's
+            # frames refer to.
             left.__traceback__ = None
             return b""
         if data is None:
