@@ -8,6 +8,7 @@ import grpc
 import pytest
 from fuzz.attackers.raw import PREFIX, Connection, headers_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from polling import until
 from support.processes.probe import WAIT_SECONDS, answer, output, request
 from support.processes.server import SERVER_PROCESSES, ServerProcess
 
@@ -31,15 +32,17 @@ def test_health_is_answered_whatever_threads_others_take(plain: ServerProcess, r
         with Connection(server.address, WAIT_SECONDS) as silent:
             for _ in range(MAX_HANDLER_THREADS):
                 silent.begin(headers_of(rpc))
-            # They have been read, so later calls come after them.
+            # They have been read.
             silent.ping()
             if starves and SERVER_PROCESSES:
                 # They take the threads of one process, which may not be that of the channel.
                 pass
             elif starves:
-                with pytest.raises(grpc.RpcError) as caught:
-                    live(b"", timeout=SOON)
-                assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                # On a busy machine some of them may be yet to take their threads.
+                until(
+                    lambda: live.future(b"", timeout=SOON).code(),
+                    lambda code: code is grpc.StatusCode.DEADLINE_EXCEEDED,
+                )
             else:
                 live(b"", timeout=WAIT_SECONDS)
             status = health.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_SECONDS).status
