@@ -17,7 +17,7 @@ from tensorferry.server.runtime.gpu.cuda_graphs import GraphOptions, GraphSpec, 
 from tensorferry.server.runtime.provider_packages import is_package
 
 if TYPE_CHECKING:
-    from tensorferry.server.onnx.graph.rewriting.free_rows import FreedRows
+    from tensorferry.server.onnx.graph.rewriting.changes import FreedRows
 
 TENSORRT = "TensorrtExecutionProvider"
 

@@ -12,10 +12,10 @@ from server.onnx.graph.build import model as graph
 from server.onnx.graph.test_free_rows import TRAPS, saved, weights
 
 from tensorferry.server.onnx.graph.rewriting.batch_first import batch_first as batch_first_in_time
-from tensorferry.server.onnx.graph.rewriting.free_rows import FreedRows, MovedAxis, NotFreed, write_freed
+from tensorferry.server.onnx.graph.rewriting.changes import FreedRows, MovedAxis, NotFreed, write_freed
 
 # Graphs that have no batch axis at all.
-WITHOUT = ("softmax over the rows", "constant state of one row", "output without rows")
+WITHOUT = ("softmax over the rows", "output without rows")
 
 
 def batch_first(path: Path) -> FreedRows:
@@ -75,6 +75,16 @@ def test_an_output_may_be_declared_with_another_rank(tmp_path: Path) -> None:
 def test_the_batch_axis_may_be_behind_a_fixed_sequence(tmp_path: Path) -> None:
     path = saved(tmp_path, TRAPS["rows on axis 1 of a fixed sequence"])
     assert batch_first(path) == FreedRows(("x",), axes=(MovedAxis("x", 1, 3),))
+
+
+def test_states_of_one_row_are_repeated(tmp_path: Path) -> None:
+    path = saved(tmp_path, TRAPS["constant state of one row"])
+    write_freed(path, batch_first(path), tmp_path / "first.onnx")
+    x = weights(3, 5, 4)
+    (got,) = onnxruntime.InferenceSession(tmp_path / "first.onnx").run(None, {"x": x})
+    own = onnxruntime.InferenceSession(path)
+    right = [own.run(None, {"x": row[:, None]})[0] for row in x]
+    np.testing.assert_allclose(got, np.concatenate(right), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", WITHOUT)

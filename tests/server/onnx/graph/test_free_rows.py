@@ -13,7 +13,8 @@ from server.onnx.graph.build import model
 
 from tensorferry.server.onnx.graph import analyse_batching
 from tensorferry.server.onnx.graph.analysis import RowMixing
-from tensorferry.server.onnx.graph.rewriting.free_rows import FreedRows, NotFreed, free_rows, write_freed
+from tensorferry.server.onnx.graph.rewriting.changes import FreedRows, NotFreed, write_freed
+from tensorferry.server.onnx.graph.rewriting.free_rows import free_rows
 
 
 def i64(*numbers: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -49,6 +50,11 @@ CONSTANTS = {
     "b": weights(1, 64),
     "state": np.zeros((1, 1, 8), np.float32),
     "halves": i64(1, 1),
+    "grid": np.random.default_rng(0).uniform(-1, 1, (1, 4, 4, 2)).astype(np.float32),
+    "pairs": i64(2, 2, 8),
+    "split_pairs": i64(2, -1, 2, 8),
+    "two_heads": i64(4, 2, 4),
+    "steps_first": i64(4, 1, 3),
     "yes": np.array(True),
 }
 
@@ -59,19 +65,10 @@ _DENSE = "g (float[1, 4, 8] x) => (float[1, 4, 3] y)"
 # Each must be refused.
 TRAPS = {
     "softmax over the rows": "g (float[1, 8] x) => (float[1, 8] y) { y = Softmax <axis = 0> (x) }",
-    "class token": _LARGER + " { y = Concat <axis = 1> (token, x) }",
-    "class token, expanded to one row": _LARGER
-    + " { e = Expand (token, token_shape) y = Concat <axis = 1> (e, x) }",
-    "resize to sizes": "g (float[1, 3, 4, 4] x) => (float[1, 3, 8, 8] y) "
-    '{ y = Resize <mode = "nearest"> (x, , , sizes) }',
     "squeeze drops the rows": _DENSE
     + " { s = Squeeze (x, zero) m = MatMul (s, dense) y = Unsqueeze (m, zero) }",
     "gather drops the rows": _DENSE
     + " { p = Gather <axis = 0> (x, first) m = MatMul (p, dense) y = Unsqueeze (m, zero) }",
-    "reshape drops the rows": _DENSE
-    + " { f = Reshape (x, flat) m = MatMul (f, dense) y = Reshape (m, back) }",
-    "constant reshaped to one row, joined": "g (float[1, 24] x) => (float[1, 48] y) "
-    "{ c = Reshape (table, row_of_24) y = Concat <axis = 1> (c, x) }",
     "constant state of one row": "g (float[5, 1, 4] x)" + _LSTM.replace("r, b)", "r, b, , state, state)"),
     "rows on axis 1 of a fixed sequence": "g (float[5, 1, 4] x)" + _LSTM,
     "sequence of length 1 on axis 0": "g (float[1, 1, 4] x)" + _LSTM,
@@ -88,6 +85,26 @@ FREE = {
     "t = Transpose <perm = [0, 2, 1, 3]> (h) u = Transpose <perm = [0, 2, 1, 3]> (t) y = Reshape (u, joined_heads) }",
     "constant reshaped to one row, added": "g (float[1, 24] x) => (float[1, 24] y) "
     "{ c = Reshape (table, row_of_24) y = Add (x, c) }",
+    "class token": _LARGER + " { y = Concat <axis = 1> (token, x) }",
+    "class token, expanded to one row": _LARGER + " { e = Expand (token, token_shape) y = Concat <axis = 1> (e, x) }",
+    "constant reshaped to one row, joined": "g (float[1, 24] x) => (float[1, 48] y) "
+    "{ c = Reshape (table, row_of_24) y = Concat <axis = 1> (c, x) }",
+    "grid of one row": "g (float[1, 1, 4, 4] x) => (float[1, 1, 4, 4] y) { y = GridSample (x, grid) }",
+    "states of one row": "g (float[1, 5, 4] x) => (float[1, 8] y) { t = Transpose <perm = [1, 0, 2]> (x) "
+    "steps, last = LSTM <hidden_size = 8> (t, w, r, b, , state, state) y = Squeeze (last, zero) }",
+    "resize to sizes": "g (float[1, 3, 4, 4] x) => (float[1, 3, 8, 8] y) "
+    '{ y = Resize <mode = "nearest"> (x, , , sizes) }',
+    "reshape drops the rows": _DENSE + " { f = Reshape (x, flat) m = MatMul (f, dense) y = Reshape (m, back) }",
+    "channels in turn": "g (float[1, 4, 8] x) => (float[1, 2, 8] y) { s = Reshape (x, pairs) "
+    "t = Transpose <perm = [1, 0, 2]> (s) p = Reshape (t, split_pairs) y = Gather <axis = 0> (p, first) }",
+    "rows merged with heads, then with steps": "g (float[1, 4, 8] x) => (float[1, 4, 3] y) "
+    "{ t = Transpose <perm = [1, 0, 2]> (x) h = Reshape (t, two_heads) u = Transpose <perm = [1, 0, 2]> (h) "
+    "k = Transpose <perm = [0, 2, 1]> (u) a = MatMul (u, k) z = MatMul (a, u) v = Transpose <perm = [1, 0, 2]> (z) "
+    "f = Reshape (v, flat) m = MatMul (f, dense) s = Reshape (m, steps_first) y = Transpose <perm = [1, 0, 2]> (s) }",
+    "target in which 0 would be a size": "g (float[1, 1, 4, 4] x) => (float[1, 3] y) "
+    "{ c = Conv (x, kernel) f = Reshape <allowzero = 1> (c, row_of_8) y = MatMul (f, dense) }",
+    "target that callers may set": "g (float[1, 1, 4, 4] x, int64[2] target = {1, 8}) => (float[1, 3] y) "
+    "{ c = Conv (x, kernel) f = Reshape (c, target) y = MatMul (f, dense) }",
     "two inputs": "g (float[1, 3] x, float[1, 3] z) => (float[1, 3] y) { y = Add (x, z) }",
     "target with the number of rows": "g (float[1, 4, 2, 4] x) => (float[1, 32] y) { s = Shape <start = 0, end = 1> (x) "
     "n = Mul (s, twos) target = Concat <axis = 0> (n, rest, fours) h = Reshape (x, target) "
@@ -138,6 +155,12 @@ def test_targets_are_changed_only_where_the_graph_is_not_proved_without(tmp_path
     assert free_rows(saved(tmp_path, FREE["constant reshaped to one row, added"])) == FreedRows(("x",))
     freed = free_rows(saved(tmp_path, FREE["heads of attention"]))
     assert freed.reshapes == (("h", (0, 4, 2, 4)), ("y", (0, -1, 8)))
+
+
+def test_what_callers_may_set_is_fixed_only_where_the_graph_is_not_proved_without(tmp_path: Path) -> None:
+    assert free_rows(saved(tmp_path, FREE["target that callers may set"])).keeps_defaults
+    weights_too = "g (float[1, 3] x, float[3] w = {1, 2, 3}) => (float[1, 3] y) { y = Mul (x, w) }"
+    assert not free_rows(saved(tmp_path, weights_too)).keeps_defaults
 
 
 def test_targets_that_are_constant_but_for_the_rows_are_not_computed_in_each_run(tmp_path: Path) -> None:

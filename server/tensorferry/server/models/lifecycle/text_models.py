@@ -14,7 +14,7 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.models.remote.failures import AbsentError
 from tensorferry.server.models.repository.fetched_sources import fetch_beside
 from tensorferry.server.onnx.graph.model_file import UnreadableModel
-from tensorferry.server.onnx.graph.rewriting.free_rows import NotFreed, read_changeable, write_changed
+from tensorferry.server.onnx.graph.rewriting.changes import NotFreed, read_changeable, write_changed
 from tensorferry.server.onnx.graph.rewriting.text_head import (
     NoHead,
     add_head,

@@ -21,7 +21,7 @@ from tensorferry.server.models.repository.declared_sources import (
     declared_sources,
     named_steps,
 )
-from tensorferry.server.onnx.graph.rewriting.free_rows import NotFreed, write_freed
+from tensorferry.server.onnx.graph.rewriting.changes import NotFreed, write_freed
 from tensorferry.server.onnx.inspection.loaded_model import measure_model
 from tensorferry.server.onnx.inspection.model_argument import loaded_models, source_in
 from tensorferry.server.onnx.inspection.probable_states import probable_states

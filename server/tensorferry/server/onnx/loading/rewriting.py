@@ -16,7 +16,8 @@ from tensorferry.server.observability.logs.load_progress import set_load_stage
 from tensorferry.server.onnx.batching.decision import Candidate, Decided, decision_for_copy
 from tensorferry.server.onnx.batching.verdict import BatchingVerdict
 from tensorferry.server.onnx.graph.rewriting.batch_first import batch_first
-from tensorferry.server.onnx.graph.rewriting.free_rows import FreedRows, NotFreed, free_rows
+from tensorferry.server.onnx.graph.rewriting.changes import FreedRows, NotFreed
+from tensorferry.server.onnx.graph.rewriting.free_rows import free_rows
 from tensorferry.server.runtime.checks.check_cache import CheckCache
 from tensorferry.server.runtime.checks.sampling import Array, Run
 from tensorferry.server.runtime.files.fp16 import ModelFile, model_file

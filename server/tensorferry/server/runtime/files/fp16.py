@@ -16,7 +16,7 @@ import numpy as np
 
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.onnx.graph.model_file import all_nodes, tensors_in
-from tensorferry.server.onnx.graph.rewriting.free_rows import write_freed
+from tensorferry.server.onnx.graph.rewriting.changes import write_freed
 from tensorferry.server.runtime.checks.sampling import Array, Run, greatest_difference
 from tensorferry.server.runtime.files.load_remedies import remedy_for
 from tensorferry.server.runtime.files.op_libraries import OWN_DOMAINS, OpLibrary, register

@@ -16,15 +16,15 @@ from pathlib import Path
 import onnx
 
 from tensorferry.server.onnx.graph.analysis import RowMixing, analysis_of, cases
-from tensorferry.server.onnx.graph.rewriting.free_rows import (
+from tensorferry.server.onnx.graph.rewriting.changes import (
     FreedRows,
     MovedAxis,
     NotFreed,
-    ReshapeWalk,
     callers_inputs,
     changed,
     read_changeable,
 )
+from tensorferry.server.onnx.graph.rewriting.changing_walk import ChangingWalk
 
 # Most combinations of axes that are tried; four inputs with two axes each have 16.
 _MOST_COMBINATIONS = 16
@@ -85,12 +85,15 @@ def _is_batch(inputs: Sequence[onnx.ValueInfoProto], axes: Sequence[int]) -> boo
 
 
 def _with_outputs(read: onnx.ModelProto, freed: FreedRows, *, fixes: bool) -> FreedRows:
-    """Add the outputs whose rows the walk finds behind axis 0, and the new targets of Reshape."""
+    """Add the outputs whose rows the walk finds behind axis 0, and the changes of nodes."""
     model = changed(read, freed)
     found: dict[str, MovedAxis] = {}
-    walks = cases(model, freed.inputs, partial(ReshapeWalk, model, fixes=fixes))
-    # A target may be another one in each case, and the copy has one for all.
-    targets = [each for each in walks[0][0].found if all(each in walk.found for walk, _ in walks)]
+    walks = cases(model, freed.inputs, partial(ChangingWalk, model, fixes=fixes))
+    # A node may be changed otherwise in each case, and the copy has one for all.
+    first, others = walks[0][0], [walk for walk, _ in walks[1:]]
+    reshapes = [each for each in first.reshapes if all(each in walk.reshapes for walk in others)]
+    resizes = [each for each in first.resizes if all(each in walk.resizes for walk in others)]
+    expanded = [each for each in first.expanded if all(each in walk.expanded for walk in others)]
     for _, tensors in walks:
         for output in model.graph.output:
             value = tensors.get(output.name)
@@ -98,4 +101,10 @@ def _with_outputs(read: onnx.ModelProto, freed: FreedRows, *, fixes: bool) -> Fr
                 moved = MovedAxis(output.name, value.rows.axis, value.rank)
                 if found.setdefault(output.name, moved) != moved:
                     raise NotFreed(f"output {output.name} has another rank or batch axis for other lengths")
-    return replace(freed, reshapes=tuple(targets), axes=(*freed.axes, *found.values()))
+    return replace(
+        freed,
+        reshapes=tuple(reshapes),
+        resizes=tuple(resizes),
+        expanded=tuple(expanded),
+        axes=(*freed.axes, *found.values()),
+    )

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-from tensorferry.server.onnx.graph.rewriting.free_rows import callers_inputs
+from tensorferry.server.onnx.graph.rewriting.changes import callers_inputs
 from tensorferry.serving.text_tasks import (
     CLASSIFY,
     EMBEDDING,

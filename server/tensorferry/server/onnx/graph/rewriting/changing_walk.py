@@ -1,0 +1,182 @@
+"""A walk over a graph that finds which changes keep the rows of a batch apart."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+
+from tensorferry.server.onnx.graph.bodies import Scope
+from tensorferry.server.onnx.graph.graph_walk import GraphWalk
+from tensorferry.server.onnx.graph.rewriting.changes import ExpandedInput
+from tensorferry.server.onnx.graph.sizes import NUMBER_OF_ROWS, Product, fixed, product
+from tensorferry.server.onnx.graph.values import RowAxis, Value, of_content, vector_of
+
+# The first versions of the operator set in which Slice takes its ends as inputs, and with Expand.
+_SLICE_WITH_INPUTS, _EXPAND = 10, 8
+# The batch axes of inputs that an operator does not broadcast, by their numbers.
+_BATCH_AXES: Mapping[str, Mapping[int, int]] = {
+    "GRU": {5: 1},
+    "GridSample": {1: 0},
+    "LSTM": {5: 1, 6: 1},
+    "RNN": {5: 1},
+}
+
+
+class ChangingWalk(GraphWalk):
+    """A walk that collects changes of nodes of the main graph, as `FreedRows` has them.
+
+    With `fixes`, it changes nodes that do not keep the rows apart, and goes on with what they then make:
+
+    - A Reshape of rows on axis 0 whose target begins with 1 gets the number of rows there. In another constant target, the
+      rows multiply one size: 4 heads of one row become 4 * rows.
+    - A Resize to constant sizes gets the number of rows among them.
+    - An input that is the same for all rows is repeated for each, if the operator does not broadcast it.
+
+    Without `fixes`, it only makes constants of computed targets of Reshape in which one size counts rows: ONNX Runtime would
+    compute them in each run, and in the file they are constant.
+    """
+
+    def __init__(self, model: onnx.ModelProto, decisions: Sequence[bool] = (), *, fixes: bool) -> None:
+        super().__init__(model, decisions)
+        self.reshapes: list[tuple[str, tuple[int, ...]]] = []
+        self.resizes: list[tuple[str, tuple[int, ...]]] = []
+        self.expanded: list[ExpandedInput] = []
+        self._fixes = fixes
+        self._opset = max((one.version for one in model.opset_import if not one.domain), default=1)
+        # Nodes of functions and of graphs in nodes are not changed.
+        self._own = {node.output[0] for node in model.graph.node if node.output}
+
+    def _node(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value]:
+        if self._depth or node.domain or not node.output or node.output[0] not in self._own:
+            return super()._node(node, scope)
+        target = self._target(node, scope) if node.op_type == "Reshape" else None
+        if target is not None:
+            return [self._reshaped(node, scope, target)]
+        made = super()._node(node, scope)
+        if self._fixes and made[0].problems and self._opset >= _EXPAND:
+            change = self._resized if node.op_type == "Resize" else self._with_expanded_inputs
+            return change(node, scope) or made
+        return made
+
+    def _target(self, node: onnx.NodeProto, scope: Scope) -> list[Any] | None:
+        """Return the target of a Reshape; None if it is unknown, or 0 may be the size of an axis in it."""
+        target = scope.get(node.input[1]) if len(node.input) > 1 else None
+        if target is None or target.content is None:
+            return None
+        sizes = list(target.content.flat)
+        if self.attributes(node).get("allowzero", 0) and not all(
+            isinstance(size, int) and size for size in sizes
+        ):
+            return None
+        return sizes
+
+    def _reshaped(self, node: onnx.NodeProto, scope: Scope, target: list[Any]) -> Value:
+        """Return what a Reshape makes, and collect its new target if it has one."""
+        value = scope.get(node.input[0])
+        on_axis_0 = value is not None and value.rows == RowAxis(0)
+        computed = any(isinstance(size, Product) for size in target)
+        leads = self._fixes and on_axis_0 and target[:1] == [1]
+        leads = leads and (self._opset >= _SLICE_WITH_INPUTS or not computed)
+        sizes = [0, *target[1:]] if leads else target
+        made = self._with_sizes(node, scope, 1, sizes)
+        if self._fixes and not computed and value is not None and value.rows and made.problems:
+            apart = sorted(self._multiplied(node, scope, target), key=_unlikely)
+            if apart:
+                self.reshapes.append((node.output[0], _numbers(apart[0], keeps_axis_0=False)))
+                return apart[0]
+        numbers = _numbers(made, keeps_axis_0=on_axis_0) if computed else tuple(sizes)
+        if leads or (computed and numbers):
+            self.reshapes.append((node.output[0], numbers))
+        return made
+
+    def _multiplied(self, node: onnx.NodeProto, scope: Scope, target: list[Any]) -> Iterator[Value]:
+        """Yield what a Reshape makes if the rows multiply a size of its target, for each that keeps them apart."""
+        for axis, size in enumerate(target):
+            if size > 0:
+                sizes = [*target[:axis], product(size, NUMBER_OF_ROWS), *target[axis + 1 :]]
+                made = self._with_sizes(node, scope, 1, sizes)
+                if _numbers(made, keeps_axis_0=False):
+                    yield made
+
+    def _resized(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value] | None:
+        """Return what a Resize makes with the number of rows among its sizes; None if that does not help."""
+        value, sizes = (scope.get(node.input[at]) if at < len(node.input) else None for at in (0, 3))
+        if value is None or value.rows is None or sizes is None or sizes.content is None:
+            return None
+        axis, numbers = value.rows.axis, list(sizes.content.flat)
+        if len(numbers) != value.rank or numbers[axis] != 1 or len(fixed(numbers)) != len(numbers):
+            return None
+        made = self._with_sizes(node, scope, 3, [*numbers[:axis], NUMBER_OF_ROWS, *numbers[axis + 1 :]])
+        if made.problems:
+            return None
+        self.resizes.append((node.output[0], (*numbers[:axis], 0, *numbers[axis + 1 :])))
+        return [made]
+
+    def _with_sizes(self, node: onnx.NodeProto, scope: Scope, number: int, sizes: Sequence[Any]) -> Value:
+        """Return what a node makes if these are the numbers in an input. A 0 in the target of Reshape copies a size."""
+        changed = onnx.NodeProto.FromString(node.SerializeToString())
+        if node.op_type == "Reshape":
+            del changed.attribute[:]
+        content = of_content(vector_of(sizes))
+        (made,) = super()._node(changed, ChainMap({node.input[number]: content}, dict(scope)))
+        return made
+
+    def _with_expanded_inputs(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value] | None:
+        """Return what a node makes of inputs that are repeated for each row; None if that does not help."""
+        changed = onnx.NodeProto.FromString(node.SerializeToString())
+        inputs = [scope.get(name) if name else None for name in node.input]
+        around, expanded = dict(scope), []
+        for number, axis in self._batch_axes(node, inputs).items():
+            value = inputs[number] if number < len(inputs) else None
+            if (
+                value is None
+                or not value.is_free
+                or value.shape is None
+                or value.shape[axis : axis + 1] != (1,)
+            ):
+                continue
+            sizes = (*value.shape[:axis], NUMBER_OF_ROWS, *value.shape[axis + 1 :])
+            changed.input[number] = f"{node.output[0]}:input{number}"
+            around[changed.input[number]] = Value(sizes, RowAxis(axis), value_dependent=value.value_dependent)
+            expanded.append(ExpandedInput(node.output[0], number, axis, len(sizes)))
+        made = super()._node(changed, around) if expanded else ()
+        if not made or made[0].problems:
+            return None
+        self.expanded += expanded
+        return made
+
+    def _batch_axes(self, node: onnx.NodeProto, inputs: Sequence[Value | None]) -> Mapping[int, int]:
+        """Return the axes on which inputs of a node must have rows, by their numbers."""
+        if node.op_type == "Concat":
+            rows = next(
+                (value.rows for value in inputs if value is not None and value.rows is not None), None
+            )
+            return {} if rows is None else dict.fromkeys(range(len(inputs)), rows.axis)
+        return {} if self.attributes(node).get("layout", 0) else _BATCH_AXES.get(node.op_type, {})
+
+
+def _unlikely(value: Value) -> tuple[bool, bool, bool]:
+    """Return a key by which the likely place of the rows comes first.
+
+    They have an axis alone, or are merged with heads, or with the steps in front of features.
+    """
+    rows = value.rows
+    assert rows is not None
+    return rows != RowAxis(rows.axis), rows.axis + 1 == value.rank, rows.outer != 1
+
+
+def _numbers(made: Value, *, keeps_axis_0: bool) -> tuple[int, ...]:
+    """Return a constant target for a reshaped tensor; empty if more than the number of rows is computed.
+
+    0 copies the number of rows, and -1 stands for their number times other sizes.
+    """
+    if made.rows is None or made.shape is None:
+        return ()
+    rows = 0 if keeps_axis_0 and made.rows == RowAxis(0) else -1
+    sizes = [rows if axis == made.rows.axis else size for axis, size in enumerate(made.shape)]
+    numbers = fixed(sizes)
+    # 0 would stand for a size of the input.
+    return tuple(numbers) if len(numbers) == len(sizes) and numbers.count(0) == (rows == 0) else ()
