@@ -25,6 +25,11 @@ SEPARATE = {
         f"a {_C}[0, 2, 3]> () m = ReduceMean <keepdims = 0> (r, a) q = ReduceSumSquare <keepdims = 0> (r, a) "
         "b = BatchNormalization (r, k, m, m, q) y = Reshape (b, s)"
     ),
+    "positions repeated for the heads of each row, as DeBERTa does": (
+        f"i {_C}[0, 1, 2, 3, 4, 5, 6, 7]> () t {_C}[2, 2, 2]> () p = Reshape (i, t) k = Cast <to = 1> (p) s = Shape (x) "
+        f"z {_C}[0]> () o {_C}[1]> () n = Slice (s, z, o) one {_C}[1, 1]> () r = Concat <axis = 0> (n, one) "
+        f"w = Tile (k, r) h {_C}[-1, 2, 3]> () m = Reshape (x, h) a = MatMul (w, m) b {_C}[-1, 3, 4]> () y = Reshape (a, b)"
+    ),
     "a scalar of a constant": "c = Constant <value_float = 2.0> () y = Mul (x, c)",
     "a sum of products": 'y = Einsum <equation = "bij,bkj->bik"> (x, x)',
     "a shape from the number of rows": f"s = Shape (x) o = ConstantOfShape (s) y = Add (x, o) z {_C}[1]> ()",

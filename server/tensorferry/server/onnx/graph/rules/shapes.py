@@ -235,6 +235,10 @@ def tile(node: Node) -> Value:
         raise UnknownEffect("has no number of repeats for each axis")
     new = tuple(product(*pair) for pair in zip(sizes, repeats, strict=True))
     if value.rows is None:
+        once = [axis for axis, times in enumerate(repeats) if times == NUMBER_OF_ROWS]
+        if len(once) == 1:
+            # A whole axis for each row, as relative positions are repeated for heads.
+            return with_rows(new, RowAxis(once[0], 1, sizes[once[0]]))
         if all(size == 1 or times == 1 for size, times in zip(sizes, repeats, strict=True)):
             return constant_along_axes(new)
         return Value(new)
