@@ -97,7 +97,7 @@ def compare_copies(first: int, count: int, folder: Path) -> tuple[Mapping[str, i
         if freed is None:
             kinds[REFUSED] += 1
             continue
-        kinds[CHANGED if freed.reshapes or freed.resizes or freed.expanded else AS_IT_IS] += 1
+        kinds[AS_IT_IS if freed == FreedRows(freed.inputs, axes=freed.axes) else CHANGED] += 1
         if wrong_answers(path, freed, seed):
             wrong.append(seed)
     return kinds, wrong

@@ -51,7 +51,9 @@ CONSTANTS = {
     "state": np.zeros((1, 1, 8), np.float32),
     "halves": i64(1, 1),
     "grid": np.random.default_rng(0).uniform(-1, 1, (1, 4, 4, 2)).astype(np.float32),
+    "picked": i64(3, 0, -2).reshape(1, 3),
     "pairs": i64(2, 2, 8),
+    "types": weights(1, 8),
     "split_pairs": i64(2, -1, 2, 8),
     "two_heads": i64(4, 2, 4),
     "steps_first": i64(4, 1, 3),
@@ -89,6 +91,8 @@ FREE = {
     "class token, expanded to one row": _LARGER + " { e = Expand (token, token_shape) y = Concat <axis = 1> (e, x) }",
     "constant reshaped to one row, joined": "g (float[1, 24] x) => (float[1, 48] y) "
     "{ c = Reshape (table, row_of_24) y = Concat <axis = 1> (c, x) }",
+    "types of one row": "g (float[1, 8] x) => (float[1, 8] y) { i = ArgMax <axis = 1> (x) "
+    "t = GatherElements <axis = 1> (types, i) y = Add (x, t) }",
     "grid of one row": "g (float[1, 1, 4, 4] x) => (float[1, 1, 4, 4] y) { y = GridSample (x, grid) }",
     "states of one row": "g (float[1, 5, 4] x) => (float[1, 8] y) { t = Transpose <perm = [1, 0, 2]> (x) "
     "steps, last = LSTM <hidden_size = 8> (t, w, r, b, , state, state) y = Squeeze (last, zero) }",
@@ -105,6 +109,8 @@ FREE = {
     "{ c = Conv (x, kernel) f = Reshape <allowzero = 1> (c, row_of_8) y = MatMul (f, dense) }",
     "target that callers may set": "g (float[1, 1, 4, 4] x, int64[2] target = {1, 8}) => (float[1, 3] y) "
     "{ c = Conv (x, kernel) f = Reshape (c, target) y = MatMul (f, dense) }",
+    "elements of merged rows": "g (float[1, 4, 8] x) => (float[1, 3, 8] y) "
+    "{ f = Reshape (x, flat) y = Gather (f, picked) }",
     "two inputs": "g (float[1, 3] x, float[1, 3] z) => (float[1, 3] y) { y = Add (x, z) }",
     "target with the number of rows": "g (float[1, 4, 2, 4] x) => (float[1, 32] y) { s = Shape <start = 0, end = 1> (x) "
     "n = Mul (s, twos) target = Concat <axis = 0> (n, rest, fours) h = Reshape (x, target) "

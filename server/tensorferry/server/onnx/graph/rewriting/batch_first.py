@@ -93,6 +93,7 @@ def _with_outputs(read: onnx.ModelProto, freed: FreedRows, *, fixes: bool) -> Fr
     first, others = walks[0][0], [walk for walk, _ in walks[1:]]
     reshapes = [each for each in first.reshapes if all(each in walk.reshapes for walk in others)]
     resizes = [each for each in first.resizes if all(each in walk.resizes for walk in others)]
+    gathers = [each for each in first.gathers if all(each in walk.gathers for walk in others)]
     expanded = [each for each in first.expanded if all(each in walk.expanded for walk in others)]
     for _, tensors in walks:
         for output in model.graph.output:
@@ -105,6 +106,7 @@ def _with_outputs(read: onnx.ModelProto, freed: FreedRows, *, fixes: bool) -> Fr
         freed,
         reshapes=tuple(reshapes),
         resizes=tuple(resizes),
+        gathers=tuple(gathers),
         expanded=tuple(expanded),
         axes=(*freed.axes, *found.values()),
     )

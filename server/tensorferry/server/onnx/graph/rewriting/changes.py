@@ -64,14 +64,16 @@ class FreedRows:
 
     `reshapes` are nodes by the name of their output, with their new targets. A target is empty if only its leading 1 becomes
     0, which copies the size of the input's first axis, and its other sizes are computed. `resizes` are nodes of Resize with
-    new sizes, in which 0 stands for the number of rows. `expanded` are inputs of nodes that do not broadcast them. `axes` has
-    inputs and outputs whose batch axis is another one, which the changes move to the front. With `keeps_defaults`, callers
-    cannot set the inputs that have defaults.
+    new sizes, in which 0 stands for the number of rows. `gathers` are nodes of Gather from all rows, merged on axis 0, with
+    the shape that a row gets: they gather from each, on axis 1. `expanded` are inputs of nodes that do not broadcast them.
+    `axes` has inputs and outputs whose batch axis is another one, which the changes move to the front. With
+    `keeps_defaults`, callers cannot set the inputs that have defaults.
     """
 
     inputs: tuple[str, ...]
     reshapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     resizes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    gathers: tuple[tuple[str, tuple[int, ...]], ...] = ()
     expanded: tuple[ExpandedInput, ...] = ()
     axes: tuple[MovedAxis, ...] = ()
     keeps_defaults: bool = False
@@ -158,7 +160,7 @@ def _apply(model: onnx.ModelProto, freed: FreedRows) -> None:
     _forget_shapes(graph, nested=False)
     for function in model.functions:
         function.ClearField("value_info")
-    targets, sizes = dict(freed.reshapes), dict(freed.resizes)
+    targets, sizes, shapes = dict(freed.reshapes), dict(freed.resizes), dict(freed.gathers)
     expanded: dict[str, list[ExpandedInput]] = {}
     for change in freed.expanded:
         expanded.setdefault(change.node, []).append(change)
@@ -170,10 +172,12 @@ def _apply(model: onnx.ModelProto, freed: FreedRows) -> None:
         if node.op_type == "Resize" and first in sizes:
             node.input[3] = f"{first}:sizes"
             nodes.append(_sizes(graph, node.input[3], sizes[first]))
+        if node.op_type == "Gather" and first in shapes:
+            nodes += _gather_in_rows(graph, node, shapes[first])
         for change in expanded.get(first, ()):
             nodes += _expand(graph, node, change)
         nodes.append(node)
-    if targets or sizes or expanded:
+    if targets or sizes or shapes or expanded:
         copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in _used(graph, nodes)]
         del graph.node[:]
         graph.node.extend(copies)
@@ -297,4 +301,24 @@ def _expand(graph: onnx.GraphProto, node: onnx.NodeProto, change: ExpandedInput)
     return [
         _sizes(graph, f"{name}:shape", sizes),
         helper.make_node("Expand", [own, f"{name}:shape"], [name], name=name),
+    ]
+
+
+def _gather_in_rows(
+    graph: onnx.GraphProto, node: onnx.NodeProto, row: Sequence[int]
+) -> Iterable[onnx.NodeProto]:
+    """Let a Gather take the same parts of each row, of this shape; return the nodes that change its inputs."""
+    name = node.output[0]
+    (data, indices), node.input[:] = node.input, [f"{name}:data", f"{name}:indices"]
+    del node.attribute[:]
+    node.attribute.append(helper.make_attribute("axis", 1))
+    numbers = {f"{name}:target": [-1, *row], f"{name}:first": 0}
+    graph.initializer.extend(
+        numpy_helper.from_array(np.array(value, np.int64), part) for part, value in numbers.items()
+    )
+    target, first = numbers
+    return [
+        helper.make_node("Reshape", [data, target], [node.input[0]], name=node.input[0]),
+        # The indices of the only row in the file.
+        helper.make_node("Gather", [indices, first], [node.input[1]], axis=0, name=node.input[1]),
     ]

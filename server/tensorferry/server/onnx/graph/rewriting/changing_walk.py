@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx
+from onnx import helper
 
 from tensorferry.server.onnx.graph.bodies import Scope
 from tensorferry.server.onnx.graph.graph_walk import GraphWalk
@@ -19,6 +21,7 @@ _SLICE_WITH_INPUTS, _EXPAND = 10, 8
 # The batch axes of inputs that an operator does not broadcast, by their numbers.
 _BATCH_AXES: Mapping[str, Mapping[int, int]] = {
     "GRU": {5: 1},
+    "GatherElements": {0: 0},
     "GridSample": {1: 0},
     "LSTM": {5: 1, 6: 1},
     "RNN": {5: 1},
@@ -33,6 +36,7 @@ class ChangingWalk(GraphWalk):
     - A Reshape of rows on axis 0 whose target begins with 1 gets the number of rows there. In another constant target, the
       rows multiply one size: 4 heads of one row become 4 * rows.
     - A Resize to constant sizes gets the number of rows among them.
+    - A Gather from merged rows, at indices that are the same for all, gathers from each row.
     - An input that is the same for all rows is repeated for each, if the operator does not broadcast it.
 
     Without `fixes`, it only makes constants of computed targets of Reshape in which one size counts rows: ONNX Runtime would
@@ -43,6 +47,7 @@ class ChangingWalk(GraphWalk):
         super().__init__(model, decisions)
         self.reshapes: list[tuple[str, tuple[int, ...]]] = []
         self.resizes: list[tuple[str, tuple[int, ...]]] = []
+        self.gathers: list[tuple[str, tuple[int, ...]]] = []
         self.expanded: list[ExpandedInput] = []
         self._fixes = fixes
         self._opset = max((one.version for one in model.opset_import if not one.domain), default=1)
@@ -57,8 +62,8 @@ class ChangingWalk(GraphWalk):
             return [self._reshaped(node, scope, target)]
         made = super()._node(node, scope)
         if self._fixes and made[0].problems and self._opset >= _EXPAND:
-            change = self._resized if node.op_type == "Resize" else self._with_expanded_inputs
-            return change(node, scope) or made
+            changes = {"Resize": self._resized, "Gather": self._gathered}
+            return changes.get(node.op_type, self._with_expanded_inputs)(node, scope) or made
         return made
 
     def _target(self, node: onnx.NodeProto, scope: Scope) -> list[Any] | None:
@@ -114,6 +119,26 @@ class ChangingWalk(GraphWalk):
             return None
         self.resizes.append((node.output[0], (*numbers[:axis], 0, *numbers[axis + 1 :])))
         return [made]
+
+    def _gathered(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value] | None:
+        """Return what a Gather from merged rows makes of each row; None if it does something else."""
+        data, indices = (scope.get(name) for name in node.input)
+        if data is None or data.rows is None or data.rows.axis or data.rows.outer != 1:
+            return None
+        if indices is None or not indices.is_free or not indices.shape or indices.shape[0] != 1:
+            return None
+        row = (data.rows.inner, *data.sizes[1:])
+        numbers = tuple(fixed(row))
+        if len(numbers) != len(row) or self.attributes(node).get("axis", 0):
+            return None
+        changed = helper.make_node("Gather", ["data", "indices"], node.output, node.name, axis=1)
+        rows = replace(data, shape=(NUMBER_OF_ROWS, *row), rows=RowAxis(0))
+        picked = Value(indices.shape[1:], value_dependent=indices.value_dependent)
+        made = super()._node(changed, {"data": rows, "indices": picked})
+        if made[0].problems:
+            return None
+        self.gathers.append((node.output[0], numbers))
+        return made
 
     def _with_sizes(self, node: onnx.NodeProto, scope: Scope, number: int, sizes: Sequence[Any]) -> Value:
         """Return what a node makes if these are the numbers in an input. A 0 in the target of Reshape copies a size."""

@@ -44,6 +44,7 @@ def free_rows(path: Path) -> FreedRows:
                     start,
                     reshapes=tuple(walk.reshapes),
                     resizes=tuple(walk.resizes),
+                    gathers=tuple(walk.gathers),
                     expanded=tuple(walk.expanded),
                 )
     except Exception as error:
