@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,76 @@ def log_of(model: Path) -> str:
         return str(error)
     server.stop()
     return "".join(server.log)
+
+
+# Each file is named as its class.
+_OF_ONE_ROW = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(16, 4, batch_first=True)
+    def forward(self, x):
+        return self.inner(x, x, x)[0]
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.gru = nn.LSTM(16, 8, 2, batch_first=True, bidirectional=True), nn.GRU(16, 4, batch_first=True)
+    def forward(self, x):
+        return self.gru(self.lstm(x)[0])[0]
+
+class ClassToken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token, self.dense = nn.Parameter(torch.randn(1, 1, 16)), nn.Linear(16, 4)
+    def forward(self, x):
+        return self.dense(torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)[:, 0] + x.mean(1))
+
+class ShuffledChannels(nn.Module):
+    def forward(self, x):
+        return x.view(x.shape[0], 2, 8, -1).transpose(1, 2).reshape(x.shape[0], 16, -1) * 2
+
+class ChannelsLast(nn.Module):
+    def forward(self, x):
+        return x.transpose(1, 2)[..., None].permute(0, 2, 3, 1).mean([-1, -2], keepdim=True).flatten(1)
+
+class Resized(nn.Module):
+    def forward(self, x):
+        return functional.interpolate(x[:, None], size=(10, 32), mode="bilinear")
+
+class Grid(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.grid = nn.Parameter(torch.rand(1, 4, 4, 2) * 2 - 1)
+    def forward(self, x):
+        return functional.grid_sample(x[:, None], self.grid.expand(x.shape[0], -1, -1, -1), align_corners=False)
+
+for kind in (Attention, Recurrent, ClassToken, ShuffledChannels, ChannelsLast, Resized, Grid):
+    torch.onnx.export(kind().eval(), (torch.randn(1, 16, 16),), f"{kind.__name__}.onnx", input_names=["x"])
+    print(kind.__name__)
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not (CLIENTS / "torch").exists(), reason="make test-exporting installs torch")
+def test_files_of_one_row_are_batched(tmp_path: Path) -> None:
+    """By the default exporter, with an example of one row and nothing else."""
+    python = CLIENTS / "torch" / "bin" / "python"
+    run = partial(
+        subprocess.run, cwd=tmp_path, capture_output=True, text=True, env=environment(), timeout=240
+    )
+    exported = run([python, "-c", _OF_ONE_ROW])
+    assert exported.returncode == 0, exported.stderr
+    files = list(tmp_path.glob("*.onnx"))
+    assert len(files) == 7
+    for file in files:
+        done = run(command("inspect", str(file), "--fail-if-unbatched", "--no-measure"))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "rewritten" in done.stdout
 
 
 @pytest.mark.skipif(not (CLIENTS / "torch").exists(), reason="make test-exporting installs torch")
