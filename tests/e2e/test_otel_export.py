@@ -150,7 +150,7 @@ def test_log_lines_have_request_ids_and_clients_cannot_break_them(start: Start, 
             stub.ModelInfer(bad, metadata=header)
     assert server.stop() == 0
     lines = [json.loads(line) for line in server.log]
-    (warning,) = [line for line in lines if "failed on request" in line["message"]]
+    (warning,) = [line for line in lines if " failed on " in line["message"]]
     ids = {"request_id": name, "model": "probe", "trace_id": TRACE, "span_id": SPAN}
     assert ids.items() <= warning.items()
     assert "\\n" in warning["message"]

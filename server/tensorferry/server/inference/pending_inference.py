@@ -152,9 +152,9 @@ class PendingInference(Request, InferenceCall, InferenceReply):
             if failure.details:
                 fields[EXCEPTION] = failure.details
         _log.warning(
-            "model %s failed on request %s%s: %s",
+            "model %s failed on %s%s: %s",
             self._template.model.name,
-            logs.quote(self.request_id),
+            f"request {logs.quote(self.request_id)}" if self.request_id else "a request without an id",
             trace,
             reason,
             extra=fields,
