@@ -309,7 +309,8 @@ def _gather_in_rows(
 ) -> Iterable[onnx.NodeProto]:
     """Let a Gather take the same parts of each row, of this shape; return the nodes that change its inputs."""
     name = node.output[0]
-    (data, indices), node.input[:] = node.input, [f"{name}:data", f"{name}:indices"]
+    data, indices = node.input
+    node.input[:] = [f"{name}:data", f"{name}:indices"]
     del node.attribute[:]
     node.attribute.append(helper.make_attribute("axis", 1))
     numbers = {f"{name}:target": [-1, *row], f"{name}:first": 0}

@@ -112,7 +112,12 @@ class ChangingWalk(GraphWalk):
         if value is None or value.rows is None or sizes is None or sizes.content is None:
             return None
         axis, numbers = value.rows.axis, list(sizes.content.flat)
-        if len(numbers) != value.rank or numbers[axis] != 1 or len(fixed(numbers)) != len(numbers):
+        if (
+            len(numbers) != value.rank
+            or numbers[axis] != 1
+            or len(fixed(numbers)) != len(numbers)
+            or 0 in numbers
+        ):
             return None
         made = self._with_sizes(node, scope, 3, [*numbers[:axis], NUMBER_OF_ROWS, *numbers[axis + 1 :]])
         if made.problems:
@@ -129,7 +134,7 @@ class ChangingWalk(GraphWalk):
             return None
         row = (data.rows.inner, *data.sizes[1:])
         numbers = tuple(fixed(row))
-        if len(numbers) != len(row) or self.attributes(node).get("axis", 0):
+        if len(numbers) != len(row) or 0 in numbers or self.attributes(node).get("axis", 0):
             return None
         changed = helper.make_node("Gather", ["data", "indices"], node.output, node.name, axis=1)
         rows = replace(data, shape=(NUMBER_OF_ROWS, *row), rows=RowAxis(0))
