@@ -52,6 +52,7 @@ CONSTANTS = {
     "halves": i64(1, 1),
     "grid": np.random.default_rng(0).uniform(-1, 1, (1, 4, 4, 2)).astype(np.float32),
     "picked": i64(3, 0, -2).reshape(1, 3),
+    "of_the_row": np.array([[[0, 3], [0, 0], [-1, -2]]]),
     "pairs": i64(2, 2, 8),
     "types": weights(1, 8),
     "split_pairs": i64(2, -1, 2, 8),
@@ -111,6 +112,7 @@ FREE = {
     "{ c = Conv (x, kernel) f = Reshape (c, target) y = MatMul (f, dense) }",
     "elements of merged rows": "g (float[1, 4, 8] x) => (float[1, 3, 8] y) "
     "{ f = Reshape (x, flat) y = Gather (f, picked) }",
+    "mask at pairs of indices": "g (float[1, 4, 8] x) => (float[1, 3, 8] y) { y = GatherND (x, of_the_row) }",
     "two inputs": "g (float[1, 3] x, float[1, 3] z) => (float[1, 3] y) { y = Add (x, z) }",
     "target with the number of rows": "g (float[1, 4, 2, 4] x) => (float[1, 32] y) { s = Shape <start = 0, end = 1> (x) "
     "n = Mul (s, twos) target = Concat <axis = 0> (n, rest, fours) h = Reshape (x, target) "

@@ -94,6 +94,7 @@ def _with_outputs(read: onnx.ModelProto, freed: FreedRows, *, fixes: bool) -> Fr
     reshapes = [each for each in first.reshapes if all(each in walk.reshapes for walk in others)]
     resizes = [each for each in first.resizes if all(each in walk.resizes for walk in others)]
     gathers = [each for each in first.gathers if all(each in walk.gathers for walk in others)]
+    gathers_nd = [each for each in first.gathers_nd if all(each in walk.gathers_nd for walk in others)]
     expanded = [each for each in first.expanded if all(each in walk.expanded for walk in others)]
     for _, tensors in walks:
         for output in model.graph.output:
@@ -107,6 +108,7 @@ def _with_outputs(read: onnx.ModelProto, freed: FreedRows, *, fixes: bool) -> Fr
         reshapes=tuple(reshapes),
         resizes=tuple(resizes),
         gathers=tuple(gathers),
+        gathers_nd=tuple(gathers_nd),
         expanded=tuple(expanded),
         axes=(*freed.axes, *found.values()),
     )

@@ -65,7 +65,8 @@ class FreedRows:
     `reshapes` are nodes by the name of their output, with their new targets. A target is empty if only its leading 1 becomes
     0, which copies the size of the input's first axis, and its other sizes are computed. `resizes` are nodes of Resize with
     new sizes, in which 0 stands for the number of rows. `gathers` are nodes of Gather from all rows, merged on axis 0, with
-    the shape that a row gets: they gather from each, on axis 1. `expanded` are inputs of nodes that do not broadcast them.
+    the shape that a row gets: they gather from each, on axis 1. `gathers_nd` are nodes of GatherND, by the name of their
+    output: rows have no indices on axis 0, but an axis of the batch. `expanded` are inputs of nodes that do not broadcast them.
     `axes` has inputs and outputs whose batch axis is another one, which the changes move to the front. With
     `keeps_defaults`, callers cannot set the inputs that have defaults.
     """
@@ -74,6 +75,7 @@ class FreedRows:
     reshapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     resizes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     gathers: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    gathers_nd: tuple[str, ...] = ()
     expanded: tuple[ExpandedInput, ...] = ()
     axes: tuple[MovedAxis, ...] = ()
     keeps_defaults: bool = False
@@ -174,6 +176,8 @@ def _apply(model: onnx.ModelProto, freed: FreedRows) -> None:
             nodes.append(_sizes(graph, node.input[3], sizes[first]))
         if node.op_type == "Gather" and first in shapes:
             nodes += _gather_in_rows(graph, node, shapes[first])
+        if node.op_type == "GatherND" and first in freed.gathers_nd:
+            nodes.append(_gather_in_batch(graph, node))
         for change in expanded.get(first, ()):
             nodes += _expand(graph, node, change)
         nodes.append(node)
@@ -323,3 +327,16 @@ def _gather_in_rows(
         # The indices of the only row in the file.
         helper.make_node("Gather", [indices, first], [node.input[1]], axis=0, name=node.input[1]),
     ]
+
+
+def _gather_in_batch(graph: onnx.GraphProto, node: onnx.NodeProto) -> onnx.NodeProto:
+    """Let a GatherND take its indices behind axis 0 from each row; return the node that takes those of axis 0 away."""
+    name = f"{node.output[0]}:indices"
+    indices, node.input[1] = node.input[1], name
+    del node.attribute[:]
+    node.attribute.append(helper.make_attribute("batch_dims", 1))
+    numbers = {f"{name}:start": 1, f"{name}:end": 2**31 - 1, f"{name}:axis": -1}
+    graph.initializer.extend(
+        numpy_helper.from_array(np.array([value], np.int64), part) for part, value in numbers.items()
+    )
+    return helper.make_node("Slice", [indices, *numbers], [name], name=name)

@@ -16,8 +16,9 @@ from tensorferry.server.onnx.graph.rewriting.changes import ExpandedInput
 from tensorferry.server.onnx.graph.sizes import NUMBER_OF_ROWS, Product, fixed, product
 from tensorferry.server.onnx.graph.values import RowAxis, Value, of_content, vector_of
 
-# The first versions of the operator set in which Slice takes its ends as inputs, and with Expand.
-_SLICE_WITH_INPUTS, _EXPAND = 10, 8
+# The first versions of the operator set in which Slice takes its ends as inputs, with Expand, and in which GatherND has
+# axes of the batch.
+_SLICE_WITH_INPUTS, _EXPAND, _BATCH_DIMS = 10, 8, 12
 # The batch axes of inputs that an operator does not broadcast, by their numbers.
 _BATCH_AXES: Mapping[str, Mapping[int, int]] = {
     "GRU": {5: 1},
@@ -36,7 +37,8 @@ class ChangingWalk(GraphWalk):
     - A Reshape of rows on axis 0 whose target begins with 1 gets the number of rows there. In another constant target, the
       rows multiply one size: 4 heads of one row become 4 * rows.
     - A Resize to constant sizes gets the number of rows among them.
-    - A Gather from merged rows, at indices that are the same for all, gathers from each row.
+    - A Gather from merged rows, at indices that are the same for all, gathers from each row. A GatherND, whose indices on the
+      batch axis can only be those of the one row, has rows of indices in their place.
     - An input that is the same for all rows is repeated for each, if the operator does not broadcast it.
 
     Without `fixes`, it only makes constants of computed targets of Reshape in which one size counts rows: ONNX Runtime would
@@ -48,6 +50,7 @@ class ChangingWalk(GraphWalk):
         self.reshapes: list[tuple[str, tuple[int, ...]]] = []
         self.resizes: list[tuple[str, tuple[int, ...]]] = []
         self.gathers: list[tuple[str, tuple[int, ...]]] = []
+        self.gathers_nd: list[str] = []
         self.expanded: list[ExpandedInput] = []
         self._fixes = fixes
         self._opset = max((one.version for one in model.opset_import if not one.domain), default=1)
@@ -62,7 +65,7 @@ class ChangingWalk(GraphWalk):
             return [self._reshaped(node, scope, target)]
         made = super()._node(node, scope)
         if self._fixes and made[0].problems and self._opset >= _EXPAND:
-            changes = {"Resize": self._resized, "Gather": self._gathered}
+            changes = {"Resize": self._resized, "Gather": self._gathered, "GatherND": self._gathered_nd}
             return changes.get(node.op_type, self._with_expanded_inputs)(node, scope) or made
         return made
 
@@ -143,6 +146,25 @@ class ChangingWalk(GraphWalk):
         if made[0].problems:
             return None
         self.gathers.append((node.output[0], numbers))
+        return made
+
+    def _gathered_nd(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value] | None:
+        """Return what a GatherND makes of each row at the indices behind axis 0; None if it does something else."""
+        data, indices = (scope.get(name) for name in node.input)
+        if data is None or data.rows != RowAxis(0) or self._opset < _BATCH_DIMS:
+            return None
+        if indices is None or not indices.is_free or not indices.shape or indices.shape[0] != 1:
+            return None
+        width = indices.shape[-1]
+        if not isinstance(width, int) or width < 2 or self.attributes(node).get("batch_dims", 0):
+            return None
+        behind = Value((NUMBER_OF_ROWS, *indices.shape[1:-1], width - 1), RowAxis(0))
+        changed = helper.make_node("GatherND", ["data", "indices"], node.output, node.name, batch_dims=1)
+        made = super()._node(changed, {"data": data, "indices": behind})
+        if made[0].problems:
+            return None
+        self.gathers_nd.append(node.output[0])
+        self.expanded.append(ExpandedInput(node.output[0], 1, 0, len(indices.shape)))
         return made
 
     def _with_sizes(self, node: onnx.NodeProto, scope: Scope, number: int, sizes: Sequence[Any]) -> Value:

@@ -45,6 +45,7 @@ def free_rows(path: Path) -> FreedRows:
                     reshapes=tuple(walk.reshapes),
                     resizes=tuple(walk.resizes),
                     gathers=tuple(walk.gathers),
+                    gathers_nd=tuple(walk.gathers_nd),
                     expanded=tuple(walk.expanded),
                 )
     except Exception as error:
