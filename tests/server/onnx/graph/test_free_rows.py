@@ -179,6 +179,18 @@ def test_targets_that_are_constant_but_for_the_rows_are_not_computed_in_each_run
     assert [one.op_type for one in freed.graph.node] == ["Reshape", "Reshape"]
 
 
+def test_the_nodes_of_a_file_may_be_unsorted(tmp_path: Path) -> None:
+    """ONNX Runtime's FP16 converter writes such files."""
+    path = saved(tmp_path, FREE["convolution and flatten"])
+    unsorted = onnx.load(path)
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(unsorted.graph.node)]
+    del unsorted.graph.node[:]
+    unsorted.graph.node.extend(nodes)
+    onnx.save(unsorted, path)
+    free = onnxruntime.InferenceSession(freed_file(path, tmp_path / "free.onnx"))
+    assert free.run(None, {"x": np.ones((3, 1, 4, 4), np.float32)})[0].shape == (3, 3)
+
+
 def test_shapes_of_inner_tensors_and_graphs_are_left_out(tmp_path: Path) -> None:
     """They say that there is one row, which is not so."""
     path = saved(

@@ -222,13 +222,16 @@ def _rename(nodes: Iterable[onnx.NodeProto], old: str, new: str) -> None:
 
 def _used(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """Return the nodes without those that computed former targets, because ONNX Runtime would run them."""
-    names = {value.name for value in graph.output}
-    kept = []
-    for node in reversed(nodes):
-        if not names.isdisjoint(node.output):
-            names.update(node.input, captured_names(node))
-            kept.append(node)
-    return kept[::-1]
+    # Their order says nothing: some converters write unsorted nodes.
+    producers = {name: at for at, node in enumerate(nodes) for name in node.output if name}
+    kept: set[int] = set()
+    waiting = [value.name for value in graph.output]
+    while waiting:
+        at = producers.get(waiting.pop())
+        if at is not None and at not in kept:
+            kept.add(at)
+            waiting += [*nodes[at].input, *captured_names(nodes[at])]
+    return [node for at, node in enumerate(nodes) if at in kept]
 
 
 def _unused_axis(graph: onnx.GraphProto) -> str:
