@@ -13,7 +13,7 @@ from server.onnx.graph.build import model
 
 from tensorferry.server.onnx.graph import analyse_batching
 from tensorferry.server.onnx.graph.analysis import RowMixing
-from tensorferry.server.onnx.graph.rewriting.changes import FreedRows, NotFreed, write_freed
+from tensorferry.server.onnx.graph.rewriting.changes import FreedRows, NewTarget, NotFreed, write_freed
 from tensorferry.server.onnx.graph.rewriting.free_rows import free_rows
 
 
@@ -162,7 +162,7 @@ def test_rows_together_get_the_answers_of_the_file(name: str, tmp_path: Path) ->
 def test_targets_are_changed_only_where_the_graph_is_not_proved_without(tmp_path: Path) -> None:
     assert free_rows(saved(tmp_path, FREE["constant reshaped to one row, added"])) == FreedRows(("x",))
     freed = free_rows(saved(tmp_path, FREE["heads of attention"]))
-    assert freed.reshapes == (("h", (0, 4, 2, 4)), ("y", (0, -1, 8)))
+    assert freed.nodes == (NewTarget("h", (0, 4, 2, 4)), NewTarget("y", (0, -1, 8)))
 
 
 def test_what_callers_may_set_is_fixed_only_where_the_graph_is_not_proved_without(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_what_callers_may_set_is_fixed_only_where_the_graph_is_not_proved_withou
 def test_targets_that_are_constant_but_for_the_rows_are_not_computed_in_each_run(tmp_path: Path) -> None:
     """ONNX Runtime computes them once for the file, because its shapes are fixed."""
     path = saved(tmp_path, FREE["target with the number of rows"])
-    assert free_rows(path).reshapes == (("h", (-1, 4, 4)), ("y", (-1, 32)))
+    assert free_rows(path).nodes == (NewTarget("h", (-1, 4, 4)), NewTarget("y", (-1, 32)))
     freed = onnx.load(freed_file(path, tmp_path / "free.onnx"))
     assert [one.op_type for one in freed.graph.node] == ["Reshape", "Reshape"]
 

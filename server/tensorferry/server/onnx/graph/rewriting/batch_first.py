@@ -91,11 +91,7 @@ def _with_outputs(read: onnx.ModelProto, freed: FreedRows, *, fixes: bool) -> Fr
     walks = cases(model, freed.inputs, partial(ChangingWalk, model, fixes=fixes))
     # A node may be changed otherwise in each case, and the copy has one for all.
     first, others = walks[0][0], [walk for walk, _ in walks[1:]]
-    reshapes = [each for each in first.reshapes if all(each in walk.reshapes for walk in others)]
-    resizes = [each for each in first.resizes if all(each in walk.resizes for walk in others)]
-    gathers = [each for each in first.gathers if all(each in walk.gathers for walk in others)]
-    gathers_nd = [each for each in first.gathers_nd if all(each in walk.gathers_nd for walk in others)]
-    expanded = [each for each in first.expanded if all(each in walk.expanded for walk in others)]
+    nodes = tuple(each for each in first.changes if all(each in walk.changes for walk in others))
     for _, tensors in walks:
         for output in model.graph.output:
             value = tensors.get(output.name)
@@ -103,12 +99,4 @@ def _with_outputs(read: onnx.ModelProto, freed: FreedRows, *, fixes: bool) -> Fr
                 moved = MovedAxis(output.name, value.rows.axis, value.rank)
                 if found.setdefault(output.name, moved) != moved:
                     raise NotFreed(f"output {output.name} has another rank or batch axis for other lengths")
-    return replace(
-        freed,
-        reshapes=tuple(reshapes),
-        resizes=tuple(resizes),
-        gathers=tuple(gathers),
-        gathers_nd=tuple(gathers_nd),
-        expanded=tuple(expanded),
-        axes=(*freed.axes, *found.values()),
-    )
+    return replace(freed, nodes=nodes, axes=(*freed.axes, *found.values()))

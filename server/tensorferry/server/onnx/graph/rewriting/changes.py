@@ -45,11 +45,48 @@ class MovedAxis:
     rank: int
 
 
+# Changes of a node of the main graph, which `node` names by its first output.
+
+
+@dataclass(frozen=True, slots=True)
+class NewTarget:
+    """A Reshape gets a new target.
+
+    It is empty if only its leading 1 becomes 0, which copies the size of the input's first axis; its other sizes are computed.
+    """
+
+    node: str
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NewSizes:
+    """A Resize gets new sizes, in which 0 stands for the number of rows."""
+
+    node: str
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GatherInRows:
+    """A Gather from rows that are merged on axis 0 gathers from each, of this shape, on axis 1."""
+
+    node: str
+    row: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GatherInBatch:
+    """A GatherND has an axis of the batch, in place of indices on axis 0."""
+
+    node: str
+
+
 @dataclass(frozen=True, slots=True)
 class ExpandedInput:
-    """An input of a node that is the same for all rows. The copy repeats it for each row, along an axis of size 1.
+    """An input that is the same for all rows is repeated for each, along an axis of size 1.
 
-    `node` is the name of the node's first output, `number` the input's, and `rank` its number of axes.
+    `number` is the input's, and `rank` its number of axes.
     """
 
     node: str
@@ -58,25 +95,19 @@ class ExpandedInput:
     rank: int
 
 
+NodeChange = NewTarget | NewSizes | GatherInRows | GatherInBatch | ExpandedInput
+
+
 @dataclass(frozen=True, slots=True)
 class FreedRows:
     """Changes of a graph. `inputs` have a first axis of 1 that becomes variable, and so have all such outputs.
 
-    `reshapes` are nodes by the name of their output, with their new targets. A target is empty if only its leading 1 becomes
-    0, which copies the size of the input's first axis, and its other sizes are computed. `resizes` are nodes of Resize with
-    new sizes, in which 0 stands for the number of rows. `gathers` are nodes of Gather from all rows, merged on axis 0, with
-    the shape that a row gets: they gather from each, on axis 1. `gathers_nd` are nodes of GatherND, by the name of their
-    output: rows have no indices on axis 0, but an axis of the batch. `expanded` are inputs of nodes that do not broadcast them.
-    `axes` has inputs and outputs whose batch axis is another one, which the changes move to the front. With
-    `keeps_defaults`, callers cannot set the inputs that have defaults.
+    `nodes` are changed in this order. `axes` has inputs and outputs whose batch axis is another one, which the changes move
+    to the front. With `keeps_defaults`, callers cannot set the inputs that have defaults.
     """
 
     inputs: tuple[str, ...]
-    reshapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    resizes: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    gathers: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    gathers_nd: tuple[str, ...] = ()
-    expanded: tuple[ExpandedInput, ...] = ()
+    nodes: tuple[NodeChange, ...] = ()
     axes: tuple[MovedAxis, ...] = ()
     keeps_defaults: bool = False
 
@@ -162,29 +193,36 @@ def _apply(model: onnx.ModelProto, freed: FreedRows) -> None:
     _forget_shapes(graph, nested=False)
     for function in model.functions:
         function.ClearField("value_info")
-    targets, sizes, shapes = dict(freed.reshapes), dict(freed.resizes), dict(freed.gathers)
-    expanded: dict[str, list[ExpandedInput]] = {}
-    for change in freed.expanded:
-        expanded.setdefault(change.node, []).append(change)
-    nodes = list(_count_rows(graph, freed.inputs[0])) if sizes or expanded else []
+    if not freed.nodes:
+        return
+    changes: dict[str, list[NodeChange]] = {}
+    for change in freed.nodes:
+        changes.setdefault(change.node, []).append(change)
+    counts_rows = any(isinstance(change, NewSizes | ExpandedInput) for change in freed.nodes)
+    nodes = list(_count_rows(graph, freed.inputs[0])) if counts_rows else []
     for node in graph.node:
-        first = node.output[0] if node.output else ""
-        if node.op_type == "Reshape" and first in targets:
-            nodes += _retarget(graph, node, targets[first])
-        if node.op_type == "Resize" and first in sizes:
-            node.input[3] = f"{first}:sizes"
-            nodes.append(_sizes(graph, node.input[3], sizes[first]))
-        if node.op_type == "Gather" and first in shapes:
-            nodes += _gather_in_rows(graph, node, shapes[first])
-        if node.op_type == "GatherND" and first in freed.gathers_nd:
-            nodes.append(_gather_in_batch(graph, node))
-        for change in expanded.get(first, ()):
-            nodes += _expand(graph, node, change)
+        for change in changes.get(node.output[0], ()) if node.output else ():
+            nodes += _changed(graph, node, change)
         nodes.append(node)
-    if targets or sizes or shapes or expanded:
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in _used(graph, nodes)]
-        del graph.node[:]
-        graph.node.extend(copies)
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in _used(graph, nodes)]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def _changed(graph: onnx.GraphProto, node: onnx.NodeProto, change: NodeChange) -> Iterable[onnx.NodeProto]:
+    """Change a node; return nodes that compute its new inputs."""
+    match change:
+        case NewTarget():
+            return _retarget(graph, node, change.sizes)
+        case NewSizes():
+            node.input[3] = f"{change.node}:sizes"
+            return [_sizes(graph, node.input[3], change.sizes)]
+        case GatherInRows():
+            return _gather_in_rows(graph, node, change.row)
+        case GatherInBatch():
+            return [_gather_in_batch(graph, node)]
+        case ExpandedInput():
+            return _expand(graph, node, change)
 
 
 def _move(graph: onnx.GraphProto, value: onnx.ValueInfoProto, moved: MovedAxis, *, is_input: bool) -> None:

@@ -12,7 +12,14 @@ from onnx import helper
 
 from tensorferry.server.onnx.graph.bodies import Scope
 from tensorferry.server.onnx.graph.graph_walk import GraphWalk
-from tensorferry.server.onnx.graph.rewriting.changes import ExpandedInput
+from tensorferry.server.onnx.graph.rewriting.changes import (
+    ExpandedInput,
+    GatherInBatch,
+    GatherInRows,
+    NewSizes,
+    NewTarget,
+    NodeChange,
+)
 from tensorferry.server.onnx.graph.sizes import NUMBER_OF_ROWS, Product, fixed, product
 from tensorferry.server.onnx.graph.values import RowAxis, Value, of_content, vector_of
 
@@ -47,11 +54,7 @@ class ChangingWalk(GraphWalk):
 
     def __init__(self, model: onnx.ModelProto, decisions: Sequence[bool] = (), *, fixes: bool) -> None:
         super().__init__(model, decisions)
-        self.reshapes: list[tuple[str, tuple[int, ...]]] = []
-        self.resizes: list[tuple[str, tuple[int, ...]]] = []
-        self.gathers: list[tuple[str, tuple[int, ...]]] = []
-        self.gathers_nd: list[str] = []
-        self.expanded: list[ExpandedInput] = []
+        self.changes: list[NodeChange] = []
         self._fixes = fixes
         self._opset = max((one.version for one in model.opset_import if not one.domain), default=1)
         # Nodes of functions and of graphs in nodes are not changed.
@@ -93,11 +96,11 @@ class ChangingWalk(GraphWalk):
         if self._fixes and not computed and value is not None and value.rows and made.problems:
             apart = sorted(self._multiplied(node, scope, target), key=_unlikely)
             if apart:
-                self.reshapes.append((node.output[0], _numbers(apart[0], keeps_axis_0=False)))
+                self.changes.append(NewTarget(node.output[0], _numbers(apart[0], keeps_axis_0=False)))
                 return apart[0]
         numbers = _numbers(made, keeps_axis_0=on_axis_0) if computed else tuple(sizes)
         if leads or (computed and numbers):
-            self.reshapes.append((node.output[0], numbers))
+            self.changes.append(NewTarget(node.output[0], numbers))
         return made
 
     def _multiplied(self, node: onnx.NodeProto, scope: Scope, target: list[Any]) -> Iterator[Value]:
@@ -125,7 +128,7 @@ class ChangingWalk(GraphWalk):
         made = self._with_sizes(node, scope, 3, [*numbers[:axis], NUMBER_OF_ROWS, *numbers[axis + 1 :]])
         if made.problems:
             return None
-        self.resizes.append((node.output[0], (*numbers[:axis], 0, *numbers[axis + 1 :])))
+        self.changes.append(NewSizes(node.output[0], (*numbers[:axis], 0, *numbers[axis + 1 :])))
         return [made]
 
     def _gathered(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value] | None:
@@ -145,7 +148,7 @@ class ChangingWalk(GraphWalk):
         made = super()._node(changed, {"data": rows, "indices": picked})
         if made[0].problems:
             return None
-        self.gathers.append((node.output[0], numbers))
+        self.changes.append(GatherInRows(node.output[0], numbers))
         return made
 
     def _gathered_nd(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value] | None:
@@ -163,8 +166,10 @@ class ChangingWalk(GraphWalk):
         made = super()._node(changed, {"data": data, "indices": behind})
         if made[0].problems:
             return None
-        self.gathers_nd.append(node.output[0])
-        self.expanded.append(ExpandedInput(node.output[0], 1, 0, len(indices.shape)))
+        self.changes += [
+            GatherInBatch(node.output[0]),
+            ExpandedInput(node.output[0], 1, 0, len(indices.shape)),
+        ]
         return made
 
     def _with_sizes(self, node: onnx.NodeProto, scope: Scope, number: int, sizes: Sequence[Any]) -> Value:
@@ -197,7 +202,7 @@ class ChangingWalk(GraphWalk):
         made = super()._node(changed, around) if expanded else ()
         if not made or made[0].problems:
             return None
-        self.expanded += expanded
+        self.changes += expanded
         return made
 
     def _batch_axes(self, node: onnx.NodeProto, inputs: Sequence[Value | None]) -> Mapping[int, int]:

@@ -40,14 +40,7 @@ def free_rows(path: Path) -> FreedRows:
             walk = ChangingWalk(model, fixes=fixes)
             analysis = analysis_of(model, inputs, walk)
             if analysis.finding is RowMixing.SEPARATE:
-                return replace(
-                    start,
-                    reshapes=tuple(walk.reshapes),
-                    resizes=tuple(walk.resizes),
-                    gathers=tuple(walk.gathers),
-                    gathers_nd=tuple(walk.gathers_nd),
-                    expanded=tuple(walk.expanded),
-                )
+                return replace(start, nodes=tuple(walk.changes))
     except Exception as error:
         raise NotFreed(f"the graph could not be analysed ({type(error).__name__}: {error})") from error
     raise NotFreed(*analysis.reasons)
