@@ -110,8 +110,8 @@ conformance: $(VENV)/.dev ## run every backend test of the onnx package through 
 
 batching-evidence: $(VENV)/.dev ## compare verdicts of the graph analysis with runs of the models, and write what inspect says of them (some minutes; ONLY=reduce_: some of them)
 	PYTHONPATH=tests $(BIN)/python -m conformance.batching $(if $(ONLY),--only $(ONLY))
-	$(if $(ONLY),,PYTHONPATH=tests $(BIN)/python -m conformance.compositions)
-	$(if $(ONLY),,PYTHONPATH=tests $(BIN)/python -m conformance.one_row)
+	$(if $(ONLY),,PYTHONPATH=tests $(BIN)/python -m conformance.drawn.compositions)
+	$(if $(ONLY),,PYTHONPATH=tests $(BIN)/python -m conformance.drawn.one_row)
 	$(if $(ONLY),,PYTHONPATH=tests $(BIN)/python -m conformance.inspected docs/results/batching_evidence.md)
 
 compat: $(OLDEST)/.done ## run the lane's tests with the oldest supported grpcio, protobuf, numpy, onnxruntime (Python 3.11)

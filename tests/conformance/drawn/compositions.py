@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from conformance.batching import Compared, Model, compare, report
 from conformance.cases import session_of
-from conformance.drawing import FLOAT, ROWS, Drawing
+from conformance.drawn.drawing import FLOAT, ROWS, Drawing
 from onnx import TensorProto, numpy_helper, parser
 
 _MOST_NODES = 7
@@ -394,7 +394,7 @@ def compare_all(first: int, count: int, keep: Path | None = None) -> list[Compar
 
 def main() -> int:
     """Return 0 if nothing that mixes rows is proved, and 90 % of the graphs that do not mix are."""
-    parser = argparse.ArgumentParser(prog="conformance.compositions")
+    parser = argparse.ArgumentParser(prog="conformance.drawn.compositions")
     parser.add_argument("--count", type=int, default=1000, help="graphs that are drawn")
     parser.add_argument("--seed", type=int, default=1, help="number of the first")
     arguments = parser.parse_args()

@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 import onnxruntime
 from conformance.cases import Array, session_of
-from conformance.compositions import composed
-from conformance.drawing import ROWS
+from conformance.drawn.compositions import composed
+from conformance.drawn.drawing import ROWS
 from onnx import numpy_helper
 
 from tensorferry.server.onnx.graph.rewriting.batch_first import batch_first
@@ -105,7 +105,7 @@ def compare_copies(first: int, count: int, folder: Path) -> tuple[Mapping[str, i
 
 def main() -> int:
     """Return 0 if no copy gives a wrong answer."""
-    parser = argparse.ArgumentParser(prog="conformance.one_row")
+    parser = argparse.ArgumentParser(prog="conformance.drawn.one_row")
     parser.add_argument("--count", type=int, default=2000, help="graphs that are drawn")
     parser.add_argument("--seed", type=int, default=1, help="number of the first")
     arguments = parser.parse_args()

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conformance.compositions import compare_all
-from conformance.one_row import CHANGED, compare_copies
+from conformance.drawn.compositions import compare_all
+from conformance.drawn.one_row import CHANGED, compare_copies
 
 from tensorferry.server.onnx.graph import RowMixing
 
