@@ -16,6 +16,7 @@ from tensorferry.batcher import (
     Batcher,
     BatcherClosed,
     Cancelled,
+    ClientPolicy,
     DeadlineExceeded,
     Pipeline,
     QueueFull,
@@ -98,13 +99,17 @@ def test_without_rows_a_request_is_known_as_a_whole(make: Make, model: ScriptedR
     assert counts(cache) == (1, 2, 2)
 
 
+def batcher_or_pipeline(kind: str, batcher: Batcher) -> Batcher | Pipeline:
+    if kind == "batcher":
+        return batcher
+    stage = Stage("only", batcher, inputs={"x": "x"}, outputs={"y": "y"})
+    return Pipeline("p", [stage], inputs=["x"], outputs=["y"])
+
+
 @pytest.mark.parametrize("kind", ["batcher", "pipeline"])
 def test_queued_requests_get_the_answer_of_an_equal_one(make: Make, model: ScriptedRunner, kind: str) -> None:
     """Those that arrive while it runs are not run. Each can be cancelled, and has its deadline."""
-    batcher: Batcher | Pipeline = make(model, max_batch_size=4)
-    if kind == "pipeline":
-        stage = Stage("only", batcher, inputs={"x": "x"}, outputs={"y": "y"})
-        batcher = Pipeline("p", [stage], inputs=["x"], outputs=["y"])
+    batcher = batcher_or_pipeline(kind, make(model, max_batch_size=4))
     cache = AnswerCache(batcher, 10_000, by_rows=True)
     first, ran = send(cache, rows(1))
     model.await_batches(1)
@@ -120,6 +125,31 @@ def test_queued_requests_get_the_answer_of_an_equal_one(make: Make, model: Scrip
     assert counts(cache) == (5, 3, 2)
     assert batcher.drain(PATIENCE)
     assert not batcher.cancel(first)
+
+
+@pytest.mark.parametrize("kind", ["batcher", "pipeline"])
+def test_a_batch_has_only_one_of_equal_requests(make: Make, model: ScriptedRunner, kind: str) -> None:
+    """The others get its answer, or run after it if it fails."""
+    cache = AnswerCache(batcher_or_pipeline(kind, make(model, max_batch_size=4)), 10_000, by_rows=True)
+    _, running = send(cache, rows(0))
+    model.await_batches(1)
+    sent = [
+        send(cache, rows(*values))[1] for values in ((1,), (1,), (2, 3), (1,), (2, 3), (-1,), (-1,), (4,))
+    ]
+    model.open()
+    assert outputs(running) == [0]
+    found = [recorder.await_outcome() for recorder in sent]
+    assert [None if outcome.error else outcome.outputs["y"][:, 0].tolist() for outcome in found] == [
+        *([2], [2], [4, 6], [2], [4, 6], None, None, [8])
+    ]
+    assert [batch["x"][:, 0].tolist() for batch in model.batches] == [
+        [0],
+        [1, 2, 3],
+        [-1, 4],
+        [-1],
+        [4],
+        [-1],
+    ]
 
 
 def test_an_equal_request_that_waits_is_refused_and_expires_as_others(
@@ -227,8 +257,13 @@ def test_inputs_that_differ_in_anything_are_different(make: Make) -> None:
     assert counts(cache) == (len(values), len(values), len(values))
 
 
-def test_counts_and_answers_under_many_threads(make: Make) -> None:
-    batcher = make(doubled, max_batch_size=8)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"clients": ClientPolicy(fair=True)}, {"priority_weights": (2, 1)}, {"workers": 2}],
+    ids=["alike", "fair", "classes", "two functions"],
+)
+def test_counts_and_answers_under_many_threads(make: Make, options: dict[str, Any]) -> None:
+    batcher = make(doubled, max_batch_size=8, **options)
     cache = AnswerCache(batcher, 2000, by_rows=True)
     wrong: list[Any] = []
 
@@ -236,7 +271,12 @@ def test_counts_and_answers_under_many_threads(make: Make) -> None:
         chance = random.Random(seed)
         for _ in range(50):
             values = [float(chance.randrange(6)) for _ in range(chance.choice((1, 1, 1, 3)))]
-            request, recorder = send(cache, rows(*values))
+            request, recorder = send(
+                cache,
+                rows(*values),
+                client=chance.choice("ab"),
+                priority=chance.randint(0, batcher.priorities),
+            )
             if chance.random() < 0.1:
                 batcher.cancel(request)
             outcome = recorder.await_outcome()

@@ -43,8 +43,8 @@ class AnswerCache:
     """Keeps the outputs of requests, those used last, of at most `max_bytes`. Thread-safe.
 
     Requests are enqueued here in place of `batcher`. One is known by the hash of its inputs, and of its client, because the time
-    of an answer would tell one client what another has asked. When a request has run, equal ones that are still queued are
-    answered, too. All are accepted, counted, expired and cancelled by the batcher.
+    of an answer would tell one client what another has asked. A batch has only one of several equal requests. When it has run,
+    those that are still queued are answered, too. All are accepted, counted, expired and cancelled by the batcher.
 
     With `by_rows` each row is known by itself, and a request runs as a whole unless all of its rows are known. Axis 0 must count
     rows that do not affect each other, and every row must have outputs of the same shape. The function must give equal
@@ -67,7 +67,7 @@ class AnswerCache:
         self._lock = threading.Lock()
         self._rows: OrderedDict[bytes, tuple[_Row, int]] = OrderedDict()
         self._nbytes = 0
-        # Requests in the batcher, in the order of their arrival, by their key. Those of several keys are in none.
+        # Requests in the batcher, in the order of their arrival, by their content.
         self._in_flight: dict[bytes, dict[Request, None]] = {}
         self._hits = self._misses = 0
         self._hit_seconds = self._miss_seconds = 0.0
@@ -115,14 +115,14 @@ class AnswerCache:
     def _run(self, request: Request, keys: Sequence[bytes], notify: bool, looked_up: float) -> bool:
         complete = request.complete
         request.complete = partial(self._completed, request, keys, complete, looked_up)
-        if len(keys) == 1:
-            with self._lock:
-                self._in_flight.setdefault(keys[0], {})[request] = None
+        content = request.content = b"".join(keys)
+        with self._lock:
+            self._in_flight.setdefault(content, {})[request] = None
         try:
             return self._batcher.enqueue(request, notify=notify)
         except BaseException:
             request.complete = complete
-            self._leave(request, keys)
+            self._leave(request, content)
             raise
 
     def _completed(
@@ -134,6 +134,7 @@ class AnswerCache:
         outcome: Outcome,
     ) -> None:
         """Keep the rows of a request that has run, complete it, and answer equal ones that are queued."""
+        content = request.content or b""
         rows: Sequence[_Row] = ()
         began = self._clock()
         try:
@@ -143,16 +144,17 @@ class AnswerCache:
         except Exception:
             # Outputs that cannot be copied are the transport's problem, which encodes them.
             rows = ()
-        self._leave(request, keys)
+        self._leave(request, content)
         # One that was answered while it was queued has no batch.
         hit = outcome.batch is None and outcome.error is None
         self._count(looked_up + self._clock() - began, hit=hit)
         complete(outcome)
-        if rows and len(keys) == 1:
-            with self._lock:
-                equal = list(self._in_flight.get(keys[0], ()))
+        with self._lock:
+            equal = list(self._in_flight.get(content, ())) if rows else ()
+        if equal:
+            outputs = _joined(rows)
             for other in equal:
-                self._batcher.answer_queued(other, rows[0])
+                self._batcher.answer_queued(other, outputs)
 
     def _keep(self, keys: Sequence[bytes], rows: Sequence[_Row]) -> None:
         sizes = [_ROW_BYTES + sum(map(_size, row.values())) for row in rows]
@@ -165,15 +167,13 @@ class AnswerCache:
                 _, (_, size) = self._rows.popitem(last=False)
                 self._nbytes -= size
 
-    def _leave(self, request: Request, keys: Sequence[bytes]) -> None:
+    def _leave(self, request: Request, content: bytes) -> None:
         """Forget a request that is no longer in the batcher."""
-        if len(keys) > 1:
-            return
         with self._lock:
-            equal = self._in_flight[keys[0]]
+            equal = self._in_flight[content]
             del equal[request]
             if not equal:
-                del self._in_flight[keys[0]]
+                del self._in_flight[content]
 
     def statistics(self) -> CacheStatistics:
         """Return counts since the start, and the current sizes."""

@@ -143,7 +143,8 @@ class Request:
     the last batches; it should be small. `client` names the client (see `ClientPolicy`). `shared` has the positions, in
     `tensors`, of those without rows: the model gets them once per batch. Requests of equal `key` must have equal ones.
     `owner` is the caller's own; the parts of a split request have it too. `sequence` is what it says of its sequence, for a
-    `StatefulBatcher`.
+    `StatefulBatcher`. `content` is None, or bytes that stand for its inputs: a batch has only one of several requests of equal
+    content, and the others stay queued (see `AnswerCache`).
 
     A request of more rows than a batch may have `groups`, if its rows differ in shape: requests of equal rows, which hold the
     tensors and run in its place. `places` then has the place of each row among the rows of the groups.
@@ -156,6 +157,7 @@ class Request:
         "charged_share",
         "client",
         "complete",
+        "content",
         "deadline",
         "groups",
         "is_split_part",
@@ -201,6 +203,7 @@ class Request:
         shared: frozenset[int] = _NONE,
         owner: Any = None,
         sequence: SequenceTag | None = None,
+        content: bytes | None = None,
     ) -> None:
         self.tensors = tensors
         self.shared = shared
@@ -221,6 +224,7 @@ class Request:
         self.client = client
         self.owner = owner
         self.sequence = sequence
+        self.content = content
         self.timed_out = False
         self.arrival = _NAN
         # Its number among the queued requests; a request that is queued again keeps it.

@@ -33,7 +33,8 @@ def turns_of(clients: dict[str, int], queued: dict[str, int]) -> StartTimeFairQu
 def run(turns: StartTimeFairQueue, queues: dict[str, list[Request]], rows: int) -> list[str]:
     """Form a batch of these rows; return the clients of its requests."""
     chosen = pick_by_virtual_time({name: iter(queue) for name, queue in queues.items()}, turns.shares, rows)
-    turns.charge(chosen)
+    for request in chosen:
+        turns.charge(request)
     for request in chosen:
         queues[request.client].remove(request)
         turns.remove_rows(request.client, request.rows_counted)

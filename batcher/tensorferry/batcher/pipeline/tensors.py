@@ -109,6 +109,7 @@ class RequestMaker:
             client=whole.client,
             shared=self._shared,
             owner=whole.owner,
+            content=whole.content,
         )
 
     def _layout(self, tensors: Sequence[Tensor], values: Sequence[Any]) -> Layout:

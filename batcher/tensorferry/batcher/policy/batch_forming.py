@@ -86,6 +86,23 @@ def form_batch(
     return FormedBatch(batch, shed, rows)
 
 
+def without_repeats(formed: FormedBatch) -> FormedBatch:
+    """Return a batch without the requests whose `content` an earlier one of it has."""
+    if {request.content for request in formed.batch} <= {None}:
+        return formed
+    seen: set[bytes] = set()
+    batch: list[Request] = []
+    rows = list(formed.rows)
+    for request in formed.batch:
+        if request.content in seen:
+            rows[request.rank] -= request.rows_counted
+            continue
+        batch.append(request)
+        if request.content is not None:
+            seen.add(request.content)
+    return FormedBatch(batch, formed.shed, rows)
+
+
 @dataclass(frozen=True, slots=True)
 class TimesWithOthers:
     """Batch times by the rows that share a batch with `others` more rows. Implements `BatchTimes`."""

@@ -11,7 +11,7 @@ whose rows these are, so it costs no throughput. It is not used while all queued
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 
 from tensorferry.batcher.policy.protocols import BatchTimes
@@ -55,13 +55,12 @@ class StartTimeFairQueue:
             if not self.shares:
                 self._last = 0.0
 
-    def charge(self, requests: Iterable[Request]) -> None:
-        """Advance the virtual starts for requests that go into a batch. Call it before `remove_rows`."""
-        for request in requests:
-            share = self.shares[request.client]
-            if share.virtual_start > self._last:
-                self._last = share.virtual_start
-            share.virtual_start += request.rows_counted / share.weight
+    def charge(self, request: Request) -> None:
+        """Advance the virtual start of its client for a request that goes into a batch. Call it before `remove_rows`."""
+        share = request.charged_share = self.shares[request.client]
+        if share.virtual_start > self._last:
+            self._last = share.virtual_start
+        share.virtual_start += request.rows_counted / share.weight
 
     def refund(self, request: Request) -> None:
         """Take back the charge of a request that is queued again."""

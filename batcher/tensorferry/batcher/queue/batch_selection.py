@@ -9,7 +9,7 @@ from functools import partial
 from tensorferry.batcher.learning.arrival_rate import ArrivalRates
 from tensorferry.batcher.learning.cost_model import BatchCostModel
 from tensorferry.batcher.learning.memory_limit import MemoryRowLimits
-from tensorferry.batcher.policy.batch_forming import FormedBatch, form_batch
+from tensorferry.batcher.policy.batch_forming import FormedBatch, form_batch, without_repeats
 from tensorferry.batcher.policy.close_rule import Close
 from tensorferry.batcher.policy.load_shedding import ArrivalDemand
 from tensorferry.batcher.policy.priority_sharing import DeficitRoundRobin, StrictPriority
@@ -79,6 +79,9 @@ class BatchSelector:
         formed = form_batch(queues, lead, quota, start, max_rows, times, demand)
         if self._fair is not None:
             formed = self._fair.share(formed, bucket, start, times, max_rows)
+        formed = without_repeats(formed)
+        if self._fair is not None:
+            self._fair.charge(formed.batch)
         batch, shed, rows = formed
         shed_rows = 0
         if shed:

@@ -164,11 +164,13 @@ class FairBacklog(Backlog):
             if len(queue.clients) > 1 and rows[rank] < queue.rows:
                 members = self._share_class(members, queue, now, times, max_rows)
                 rows[rank] = sum([request.rows_counted for request in members])
-            queue.fair_queue.charge(members)
-            for request in members:
-                request.charged_share = queue.fair_queue.shares[request.client]
             batch += members
         return FormedBatch(batch, formed.shed, rows)
+
+    def charge(self, batch: Sequence[Request]) -> None:
+        """Charge the clients for the requests of a batch, which are still queued."""
+        for request in batch:
+            self._fair_queues[request.rank].charge(request)
 
     def _share_class(
         self, members: list[Request], queue: FairClassQueue, now: float, times: BatchTimes, max_rows: int
