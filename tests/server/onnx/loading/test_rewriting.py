@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,29 @@ def test_it_is_batched_and_clients_see_a_variable_axis(load: Load, caplog: pytes
     assert "it is rewritten with a variable batch axis, and batches give the file's answers" in caplog.text
 
 
+def centred(path: Path) -> Path:
+    """x [1, 3] → y [1, 3], without the mean of all rows."""
+    text = "(float[1, 3] x) => (float[1, 3] y) { m = ReduceMean <axes = [0]> (x) y = Sub (x, m) }"
+    return small.written(path, text)
+
+
+@pytest.mark.parametrize("build", [perceptron, small.streaming, centred])
+def test_a_later_load_does_not_search_again(
+    build: Callable[[Path], Path], load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for changes that were found, nor if there are none."""
+    first = load(build)
+
+    def refuse(path: Path, **_: Any) -> None:
+        raise AssertionError(f"{path} is searched again")
+
+    monkeypatch.setattr(rewriting, "free_rows", refuse)
+    monkeypatch.setattr(rewriting, "batch_first", refuse)
+    again = load(build)
+    assert (again.batching, again.max_batch_size) == (first.batching, first.max_batch_size)
+    assert str(again.signature) == str(first.signature)
+
+
 @pytest.mark.parametrize("options", [{"batching_rewrite": False}, {"max_batch_size": 0}])
 def test_it_can_be_switched_off(options: dict[str, Any], load: Load) -> None:
     model = load(fixed, **options)
@@ -54,8 +78,7 @@ def test_trust_does_not_replace_the_proof(load: Load) -> None:
 def test_a_model_whose_rows_would_mix_is_served_as_it_is(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
-    centred = "(float[1, 3] x) => (float[1, 3] y) { m = ReduceMean <axes = [0]> (x) y = Sub (x, m) }"
-    model = load(lambda path: small.written(path, centred), batching="trust")
+    model = load(centred, batching="trust")
     assert (model.max_batch_size, model.batching_verdict) == (0, "off")
     assert (
         "and no copy with a variable batch axis is proved: ReduceMean m reduces over the batch axis"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from tensorferry.server.observability.logs.load_progress import set_load_stage
 from tensorferry.server.onnx.batching.decision import Candidate, Decided, decision_for_copy
 from tensorferry.server.onnx.batching.verdict import BatchingVerdict
 from tensorferry.server.onnx.graph.rewriting.batch_first import batch_first
-from tensorferry.server.onnx.graph.rewriting.changes import FreedRows, NotFreed
+from tensorferry.server.onnx.graph.rewriting.changes import FreedRows, MovedAxis, NodeChange, NotFreed
 from tensorferry.server.onnx.graph.rewriting.free_rows import free_rows
 from tensorferry.server.runtime.checks.check_cache import CheckCache
 from tensorferry.server.runtime.checks.sampling import Array, Run
@@ -25,6 +26,8 @@ from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 
 _log = logging.getLogger("tensorferry.server")
+
+_CHANGES: Mapping[str, Callable[..., NodeChange]] = {kind.__name__: kind for kind in get_args(NodeChange)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +59,17 @@ def rewritten(
     if requested is not None and (requested.input or requested.output or requested.model_warmup):
         return ()
     set_load_stage("rewriting it with a variable batch axis")
-    changes: list[Callable[[Path], FreedRows]] = []
+    changes: dict[str, Callable[[Path], FreedRows]] = {}
     first_axes = [spec.dims[0] for spec in signature.inputs if spec.dims]
     # Requests may use a variable first axis of another input for lengths.
     if 1 in first_axes and all(isinstance(dim, int) for dim in first_axes):
-        changes.append(free_rows)
+        changes["free rows"] = free_rows
     if moves_axes:
-        changes.append(partial(batch_first, has_time=partial(model.budget.allows, 1)))
+        changes["batch first"] = partial(batch_first, has_time=partial(model.budget.allows, 1))
     reasons: list[str] = []
-    for change in changes:
+    for kind, change in changes.items():
         try:
-            freed = change(file.source)
+            freed = _found(model, file.source, kind, change)
             copy = _checked(model, file, replace(options, freed=freed), scratch)
         except NotFreed as error:
             reasons += error.reasons
@@ -76,6 +79,51 @@ def rewritten(
             return copy
         reasons += copy
     return tuple(dict.fromkeys(reasons))
+
+
+def _found(model: Candidate, source: Path, kind: str, change: Callable[[Path], FreedRows]) -> FreedRows:
+    """Return the changes of a kind, of an earlier load if it found them. Raises NotFreed if there are none."""
+    kept = model.cache.get("rewriting", kind)
+    if isinstance(kept, dict) and "reasons" in kept:
+        raise NotFreed(*map(str, kept["reasons"]))
+    if (freed := from_json(kept)) is not None:
+        return freed
+    try:
+        freed = change(source)
+    except NotFreed as error:
+        # Without time, or after another error, such as a MemoryError, the next load may find more.
+        if not model.budget.ran_out and error.__cause__ is None:
+            model.cache.put("rewriting", kind, {"reasons": error.reasons})
+        raise
+    model.cache.put("rewriting", kind, to_json(freed))
+    return freed
+
+
+def to_json(freed: FreedRows) -> Mapping[str, Any]:
+    """Return the changes in a form for `from_json`."""
+    return {
+        "inputs": freed.inputs,
+        "nodes": [(type(node).__name__, *astuple(node)) for node in freed.nodes],
+        "axes": [astuple(axis) for axis in freed.axes],
+        "keeps_defaults": freed.keeps_defaults,
+    }
+
+
+def from_json(kept: Any) -> FreedRows | None:
+    """Return changes that `to_json` returned; None if it is something else."""
+    try:
+        return FreedRows(
+            tuple(kept["inputs"]),
+            tuple(_CHANGES[kind](*map(_with_tuples, values)) for kind, *values in kept["nodes"]),
+            tuple(MovedAxis(*values) for values in kept["axes"]),
+            kept["keeps_defaults"],
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _with_tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _log_rewritten(model: str, copy: RewrittenModel) -> None:
