@@ -86,7 +86,7 @@ def _found(model: Candidate, source: Path, kind: str, change: Callable[[Path], F
     kept = model.cache.get("rewriting", kind)
     if isinstance(kept, dict) and "reasons" in kept:
         raise NotFreed(*map(str, kept["reasons"]))
-    if (freed := from_json(kept)) is not None:
+    if (freed := _from_json(kept)) is not None:
         return freed
     try:
         freed = change(source)
@@ -95,12 +95,12 @@ def _found(model: Candidate, source: Path, kind: str, change: Callable[[Path], F
         if not model.budget.ran_out and error.__cause__ is None:
             model.cache.put("rewriting", kind, {"reasons": error.reasons})
         raise
-    model.cache.put("rewriting", kind, to_json(freed))
+    model.cache.put("rewriting", kind, _to_json(freed))
     return freed
 
 
-def to_json(freed: FreedRows) -> Mapping[str, Any]:
-    """Return the changes in a form for `from_json`."""
+def _to_json(freed: FreedRows) -> Mapping[str, Any]:
+    """Return the changes in a form for `_from_json`."""
     return {
         "inputs": freed.inputs,
         "nodes": [(type(node).__name__, *astuple(node)) for node in freed.nodes],
@@ -109,8 +109,8 @@ def to_json(freed: FreedRows) -> Mapping[str, Any]:
     }
 
 
-def from_json(kept: Any) -> FreedRows | None:
-    """Return changes that `to_json` returned; None if it is something else."""
+def _from_json(kept: Any) -> FreedRows | None:
+    """Return changes that `_to_json` returned; None if it is something else."""
     try:
         return FreedRows(
             tuple(kept["inputs"]),
