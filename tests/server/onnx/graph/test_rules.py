@@ -69,6 +69,7 @@ MIXED = {
 
 UNKNOWN = {
     "a custom operator": ("y = com.acme.Foo (x)", "com.acme.Foo y is an operator that cannot be analysed"),
+    "a custom operator with a graph that reads rows": ("k = Constant <value_float = 1.0> () f = com.acme.Foo <body = g () => (z) { z = Relu (x) }> (k) y = Add (x, f)", "com.acme.Foo f is an operator that cannot be analysed"),
     "a size that depends on values": ("n = NonZero (x) y = Cast <to = 1> (n)", "NonZero n computes a shape that depends on the rows' values"),
     "squeezed without axes": ("y = Squeeze (x)", "Squeeze y removes the batch axis if there is one row"),
     "a zero point for each column, if rows are columns": (f"o {_C}[1]> () m = ReduceMax <keepdims = 0> (x, o) t = Transpose <perm = [1, 0]> (m) "

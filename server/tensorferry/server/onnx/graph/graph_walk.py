@@ -23,6 +23,7 @@ from tensorferry.server.onnx.graph.values import (
     RowProblems,
     UnknownEffect,
     Value,
+    has_row_counts,
     merged_problems,
     mixing,
     not_analysed,
@@ -140,7 +141,7 @@ class GraphWalk:
             return self._control_flow(node, label, inputs, scope)
         found = operators.find(domain, node.op_type)
         if found is None:
-            return self._by_schema(domain, node, label, inputs)
+            return self._by_schema(domain, node, label, inputs, scope)
         shaping = (
             inputs
             if found.shape_from_values
@@ -155,7 +156,12 @@ class GraphWalk:
         counting = [] if found.accepts_problems or (found.shape_only and have_shapes) else inputs
         values = self._apply_rule(label, counting, inputs, count, lambda: _apply(found, view))
         valued = not found.shape_only and any(value is not None and value.value_dependent for value in inputs)
-        return [replace(value, value_dependent=valued or value.problems is not None) for value in values]
+        return [
+            value
+            if value.value_dependent is (depends := valued or value.problems is not None)
+            else replace(value, value_dependent=depends)
+            for value in values
+        ]
 
     def _control_flow(
         self, node: onnx.NodeProto, label: str, inputs: Sequence[Value | None], scope: Scope
@@ -207,7 +213,7 @@ class GraphWalk:
         return values
 
     def _by_schema(
-        self, domain: str, node: onnx.NodeProto, label: str, inputs: Sequence[Value | None]
+        self, domain: str, node: onnx.NodeProto, label: str, inputs: Sequence[Value | None], scope: Scope
     ) -> Sequence[Value]:
         """Analyse an operator without a rule by the function body that the onnx package has for it, if any."""
         try:
@@ -225,7 +231,8 @@ class GraphWalk:
         problems = merged_problems(value.problems for value in inputs if value is not None)
         if problems is not None:
             return [Value(problems=problems, value_dependent=True)] * len(node.output)
-        return _unknown_effect(f"{label} {NOT_ANALYSED}", inputs, len(node.output))
+        captured = [scope.get(name) for name in control_flow.captured_names(node)]
+        return _unknown_effect(f"{label} {NOT_ANALYSED}", [*inputs, *captured], len(node.output))
 
     def _call(
         self,
@@ -315,7 +322,8 @@ def _apply(found: Operator, node: Node) -> Sequence[Value]:
         raise MixesRows("combines one row with another")
     made = found.rule(node)
     values = [made] * node.outputs if isinstance(made, Value) else made
-    if found.shape_only:
+    # Copies of values are the largest part of the walk's time.
+    if found.shape_only or not (depends_on_row_count or iterations or picked):
         return values
     return [
         value
@@ -334,7 +342,9 @@ def _checked(value: Value) -> Value:
     """Return the value if it is consistent: only the size of the row axis may depend on the number of rows."""
     content = value.content
     if content is not None:
-        depends_on_row_count = any(counts_rows(number) for number in content.flat)
+        depends_on_row_count = has_row_counts(content)
+        if depends_on_row_count is value.depends_on_row_count and content.size <= _MOST_NUMBERS:
+            return value
         known = content if content.size <= _MOST_NUMBERS else None
         return replace(value, content=known, depends_on_row_count=depends_on_row_count)
     if value.problems is not None:

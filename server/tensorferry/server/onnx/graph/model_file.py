@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -11,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import external_data_helper, numpy_helper
 
-from tensorferry.server.onnx.graph.values import Content, Value, of_content
+from tensorferry.server.onnx.graph.values import Value
 from tensorferry.server.wire.fields import DELIMITED, encode_varint, fields
 
 # Constants with more numbers are not kept; axes, shapes and pads have few.
@@ -161,7 +162,7 @@ def tensors_in(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 def _read_if_small(tensor: onnx.TensorProto, folder: Path) -> None:
     """Read a small tensor's numbers from its external data file."""
-    if int(np.prod(tensor.dims, dtype=np.int64)) > _SMALL:
+    if math.prod(tensor.dims) > _SMALL:
         return
     try:
         external_data_helper.load_external_data_for_tensor(tensor, str(folder))
@@ -178,7 +179,7 @@ def constant(tensor: onnx.TensorProto) -> Value:
 
 
 def _content(tensor: onnx.TensorProto, shape: tuple[int, ...]) -> Value | None:
-    if int(np.prod(shape, dtype=np.int64)) > _SMALL or tensor.data_type == onnx.TensorProto.STRING:
+    if math.prod(shape) > _SMALL or tensor.data_type == onnx.TensorProto.STRING:
         return None
     if external_data_helper.uses_external_data(tensor):
         return None
@@ -193,5 +194,4 @@ def _content(tensor: onnx.TensorProto, shape: tuple[int, ...]) -> Value | None:
         or array.shape != shape
     ):
         return None
-    content: Content = array.astype(object)
-    return of_content(content)
+    return Value(shape, content=array.astype(object))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensorferry.server.onnx.graph.sizes import NUMBER_OF_ROWS, Size, counts_rows, product
+from tensorferry.server.onnx.graph.sizes import NUMBER_OF_ROWS, Product, Size, counts_rows, product
 
 # The numbers of a small tensor: an object array of integers, symbolic sizes, booleans and floats.
 Content = npt.NDArray[Any]
@@ -123,8 +123,12 @@ def not_analysed(*reasons: str) -> Value:
 
 def of_content(content: Content) -> Value:
     """Return a tensor with known numbers."""
-    depends_on_row_count = any(counts_rows(number) for number in content.flat)
-    return Value(content.shape, depends_on_row_count=depends_on_row_count, content=content)
+    return Value(content.shape, depends_on_row_count=has_row_counts(content), content=content)
+
+
+def has_row_counts(content: Content) -> bool:
+    """Whether one of the numbers depends on the number of rows in the batch."""
+    return any(counts_rows(number) for number in content.flat if isinstance(number, Product))
 
 
 def vector_of(numbers: Iterable[Size]) -> Content:
