@@ -44,7 +44,7 @@ def generated(results: Mapping[str, Any]) -> str:
     parts = [
         where(results),
         f"## Verdicts and answers\n\n{_answered(results['models'])}\n\n{table(results)}",
-        f"## Time to ready\n\nSeconds, on all cores.\n\n{_ready(results['models'])}",
+        f"## Time to ready\n\nSeconds, on all cores.\n\n{_ready(results)}",
     ]
     if results["measurements"]:
         parts += [
@@ -82,11 +82,14 @@ def table(results: Mapping[str, Any]) -> str:
     return markdown(header, lines)
 
 
-def _ready(models: Sequence[Row]) -> str:
-    fields = ("session_seconds", "first_seconds", "again_seconds")
+def _ready(results: Mapping[str, Any]) -> str:
+    fields, models = ("session_seconds", "first_seconds", "again_seconds"), results["models"]
     lines = [[row["name"], *(f"{row[field]:.2f}" for field in fields)] for row in models]
     sums = [f"{sum(row[field] for row in models):.1f}" for field in fields]
-    return markdown(["model", "session alone", "first start", "again"], [*lines, ["all", *sums]])
+    lines.append(["all", *sums])
+    if together := results.get("together"):
+        lines.append(["all in one server", ABSENT, *(f"{together[field]:.1f}" for field in fields[1:])])
+    return markdown(["model", "session alone", "first start", "again"], lines)
 
 
 def _of(results: Mapping[str, Any], model: str, in_flight: int) -> Sequence[Row]:

@@ -22,7 +22,7 @@ from real_models import rates
 from real_models.answers import Reference, count
 from real_models.catalogue import DETECTION, MODELS, RealModel
 from real_models.report import results_file, table
-from real_models.servers import ready_seconds, started, status
+from real_models.servers import ready_seconds, ready_together, started, status
 from serving.load import LoadError
 from serving.machine import describe
 from serving.measure import Bench, VisitError
@@ -81,6 +81,7 @@ def main() -> None:
             ("failures", "model"),
         ):
             results[kind] += [row for row in earlier[kind] if row[name] not in again]
+        results["together"] = earlier.get("together")
         earlier_minutes = earlier["minutes"]
 
     def arrived() -> None:
@@ -98,6 +99,11 @@ def main() -> None:
             results["failures"].append(_failure(model.name, error))
             continue
         results["models"].append(found)
+        arrived()
+    if not arguments.quick and not only:
+        results["together"] = ready_together(
+            spread, [(references[model.name], model.path(arguments.files, cache)) for model in models]
+        )
         arrived()
     batched = [
         found["name"]

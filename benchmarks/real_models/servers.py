@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,9 +84,22 @@ def ready_seconds(bench: Bench, reference: Reference, path: Path) -> Mapping[str
     """Return the seconds of ONNX Runtime's session alone, and until the first answer: of a first start, and again."""
     words = [sys.executable, "-c", _SESSION, str(path)]
     session = float(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+    return {"session_seconds": round(session, 3), **_two_starts(bench, reference, path)}
+
+
+def ready_together(bench: Bench, models: Sequence[tuple[Reference, Path]]) -> Mapping[str, float]:
+    """Return the seconds until one server of all the models is ready: of a first start, and again."""
+    (first, path), *others = models
+    words = [f"{reference.calls[0].model}={other}" for reference, other in others]
+    return _two_starts(bench, first, path, *words, checks=False)
+
+
+def _two_starts(
+    bench: Bench, reference: Reference, path: Path, *options: str, checks: bool = True
+) -> Mapping[str, float]:
     with tempfile.TemporaryDirectory() as cache:
         seconds = []
         for _ in range(2):
-            with started(bench, reference, path, cache=Path(cache)) as (_, took):
+            with started(bench, reference, path, *options, cache=Path(cache), checks=checks) as (_, took):
                 seconds.append(round(took, 2))
-    return {"session_seconds": round(session, 3), "first_seconds": seconds[0], "again_seconds": seconds[1]}
+    return {"first_seconds": seconds[0], "again_seconds": seconds[1]}
