@@ -10,7 +10,8 @@ is not installed, the checkout of this file is used.
 Echo models of each datatype must equal the CPU bit by bit. Models that compute may differ by
 `TOLERANCE`, relative to the largest magnitude of an output: other kernels sum in another order, and
 CUDA uses TF32 for FP32 matrix products on some GPUs. Each model runs alone at several sizes, and in
-a batcher with two batches in flight, under load from many threads.
+a batcher with two batches in flight, under load from many threads. States of sequences are handed on
+in device memory.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ import gpu_failures  # noqa: E402
 from support.models import small  # noqa: E402
 from support.processes import models as e2e_models  # noqa: E402
 
-from tensorferry.batcher import Batcher, Outcome  # noqa: E402
+from tensorferry.batcher import Batcher, Outcome, SequenceTag, StatefulBatcher, StateTensor  # noqa: E402
 from tensorferry.batcher.execution.collate import request_of  # noqa: E402
 from tensorferry.protos.tensors import DATATYPES  # noqa: E402
 from tensorferry.server.errors import StartError  # noqa: E402
@@ -54,6 +55,11 @@ from tensorferry.server.runtime.devices import choose_device  # noqa: E402
 from tensorferry.server.runtime.gpu.cuda_graphs import GraphOptions  # noqa: E402
 from tensorferry.server.runtime.gpu.pinned_memory import DeviceMemory  # noqa: E402
 from tensorferry.server.runtime.ort_options import OrtOptions  # noqa: E402
+from tensorferry.server.runtime.recovery.instance_health import InstanceHealth  # noqa: E402
+from tensorferry.server.runtime.recovery.recovering_instance import (  # noqa: E402
+    RecoveringInstance,
+    RecoveringStagedModel,
+)
 from tensorferry.server.runtime.session import Session  # noqa: E402
 
 Array = npt.NDArray[Any]
@@ -70,6 +76,7 @@ _END_SECONDS = 30.0
 ROWS = (1, 2, 3, 7, 8, 32, 33)
 RUNGS = (1, 4, 32)
 THREADS, REQUESTS = 16, 40
+SEQUENCES, STEPS = 50, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +209,48 @@ def check(case: Case, device: str, memory: DeviceMemory | None = None) -> list[s
 MIXING = ("mixing",)
 
 
+def held_states(path: Path, device: str, memory: DeviceMemory | None = None) -> list[str]:
+    """Hand on the states of many sequences in device memory; return what is wrong, and print it."""
+    wrong = []
+    width = 40_000
+    initial = np.zeros((1, width), np.float32)
+    for graphs in (False, True):
+        how = "with CUDA graphs" if graphs else "without CUDA graphs"
+        session = Session(path, device, OrtOptions(graphs=GraphOptions() if graphs else None), memory)
+        if graphs and not session.capture(
+            [{"x": (rows, 1), "past": (rows, width)} for rows in RUNGS], pads=True
+        ):
+            wrong.append("the model with states could not be captured")
+            continue
+        instance = RecoveringInstance(
+            session, lambda: Session(path, device), InstanceHealth("totals", "1"), 0
+        )
+        with StatefulBatcher(
+            RecoveringStagedModel(instance),
+            [StateTensor("past", "next", initial)],
+            max_batch_size=32,
+            pipelined=True,
+        ) as batcher:
+            differing = 0
+            for step in range(1, STEPS + 1):
+                answered: list[SimpleQueue[Outcome]] = [SimpleQueue() for _ in range(SEQUENCES)]
+                for number, queue in enumerate(answered, 1):
+                    request = request_of({"x": np.full((1, 1), number, np.float32)}, queue.put, one_row=False)
+                    request.sequence = SequenceTag(number, start=step == 1)
+                    batcher.enqueue(request)
+                for number, queue in enumerate(answered, 1):
+                    outcome = queue.get(timeout=60)
+                    right = outcome.error is None and float(outcome.outputs["y"][0, 0]) == number * step
+                    differing += not right
+        answers = STEPS * SEQUENCES
+        print(
+            f"gpu-check: states of {SEQUENCES} sequences, {how}: {differing} of {answers} answers are wrong"
+        )
+        if differing:
+            wrong.append(f"states of sequences, {how}: {differing} of {answers} answers are wrong")
+    return wrong
+
+
 def on_cuda(tests: Sequence[str], seconds: float) -> list[str]:
     """Run tests on CUDA, in several processes if pytest can; return failures."""
     words = [sys.executable, "-m", "pytest", "-q", *tests]
@@ -232,6 +281,10 @@ def run(parts: Sequence[str], tests: Sequence[str], device: str, seconds: float)
                 except Exception as error:
                     # The other parts still run.
                     wrong.append(f"{case.name}: {type(error).__name__}: {error}")
+            try:
+                wrong += held_states(small.totals(Path(folder) / "totals.onnx"), device)
+            except Exception as error:
+                wrong.append(f"states: {type(error).__name__}: {error}")
         if "failures" in parts:
             try:
                 wrong += gpu_failures.check(device, Path(folder))

@@ -31,7 +31,12 @@ if TYPE_CHECKING:
     from tensorferry.batcher.batcher import Batcher
     from tensorferry.batcher.execution.completion import ResponseBurstHook
     from tensorferry.batcher.execution.executor import BatchStartCallback, InstanceHealthCallback
-    from tensorferry.batcher.execution.model_functions import BatchAware, ModelFunction, StagedModel
+    from tensorferry.batcher.execution.model_functions import (
+        BatchAware,
+        KeepsStates,
+        ModelFunction,
+        StagedModel,
+    )
     from tensorferry.batcher.offline import batch_inference
     from tensorferry.batcher.padding import Padding, PadInput, PadPlan
     from tensorferry.batcher.pipeline.pipeline import Pipeline
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
         AloneKey,
         BatchInfo,
         CloseReason,
+        HeldTensor,
         Outcome,
         Request,
         SequenceTag,
@@ -67,7 +73,7 @@ _NAMES = {
     "batcher": ["Batcher"],
     "execution.completion": ["ResponseBurstHook"],
     "execution.executor": ["BatchStartCallback", "InstanceHealthCallback"],
-    "execution.model_functions": ["BatchAware", "ModelFunction", "StagedModel"],
+    "execution.model_functions": ["BatchAware", "KeepsStates", "ModelFunction", "StagedModel"],
     "offline": ["batch_inference"],
     "padding": ["PadInput", "PadPlan", "Padding"],
     "pipeline.pipeline": ["Pipeline"],
@@ -77,6 +83,7 @@ _NAMES = {
         "AloneKey",
         "BatchInfo",
         "CloseReason",
+        "HeldTensor",
         "Outcome",
         "Request",
         "SequenceTag",
@@ -129,10 +136,12 @@ __all__ = [
     "ControlTensor",
     "DeadlineExceeded",
     "EndReason",
+    "HeldTensor",
     "Histogram",
     "InstanceFailed",
     "InstanceHealthCallback",
     "InvalidRequest",
+    "KeepsStates",
     "ModelFunction",
     "ModelOutputError",
     "ModelRowsError",

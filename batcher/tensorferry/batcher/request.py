@@ -15,11 +15,31 @@ from tensorferry.batcher.padding import PadPlan
 Array = npt.NDArray[Any]
 
 
+class HeldTensor:
+    """One row of a state, [1, ...], in the memory of the model function that made it; see `KeepsStates`. Thread-safe."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self.dtype = dtype
+        self.shape = shape
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def numpy(self) -> Array:
+        """Return a copy in the host's memory."""
+        raise NotImplementedError
+
+
 class Tensor(NamedTuple):
     """One input of a request: `shape` has the rows on axis 0, `data` the elements in row-major order.
 
     `data` is anything that `bytes.join` takes (bytes, memoryview, contiguous array), so that received bytes need not
-    be copied before they are joined into a batch. For a dtype of objects it is a numpy object array of that shape.
+    be copied before they are joined into a batch. For a dtype of objects it is a numpy object array of that shape. A state
+    may be a HeldTensor.
 
     Its memory must not change or be used again while something refers to `data`: a batch may read that of a request that
     was cancelled. The batcher drops its reference once no batch can.

@@ -310,3 +310,11 @@ def streaming(path: Path, rows: int | str = 1) -> Path:
         s = ReduceSum <keepdims = 0> (state, axis) y = Add (x, s) u = Unsqueeze (x, axis) next = Add (state, u)
     }}"""
     return written(path, text, axis=np.array([0]))
+
+
+def totals(path: Path, width: int = 40_000) -> Path:
+    """x [batch, 1] and past [batch, width] → y [batch, 1], the last of past and x, and next [batch, width], past and x."""
+    text = f"""(float[batch, 1] x, float[batch, {width}] past) => (float[batch, 1] y, float[batch, {width}] next) {{
+        next = Add (past, x) y = Slice (next, start, end, axis)
+    }}"""
+    return written(path, text, start=np.array([width - 1]), end=np.array([width]), axis=np.array([1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -28,6 +29,10 @@ class CpuDeviceMemory(DeviceMemory):
 
     fetch = load
 
+    def copy_all(self, copies: Iterable[tuple[int, int, int]]) -> None:
+        for target, source, nbytes in copies:
+            ctypes.memmove(target, source, nbytes)
+
 
 class CountingDeviceMemory(CpuDeviceMemory):
     """Device memory that counts blocks and copies and can run out. Host blocks start with nonzero bytes."""
@@ -38,6 +43,8 @@ class CountingDeviceMemory(CpuDeviceMemory):
         self.devices: list[MemoryBlock] = []
         self.loads = 0
         self.fetches = 0
+        # Bytes of both.
+        self.copied = 0
         self.full = False
 
     def host(self, nbytes: int) -> MemoryBlock:
@@ -53,8 +60,10 @@ class CountingDeviceMemory(CpuDeviceMemory):
 
     def load(self, target: int, source: int, nbytes: int) -> None:
         self.loads += 1
+        self.copied += nbytes
         super().load(target, source, nbytes)
 
     def fetch(self, target: int, source: int, nbytes: int) -> None:
         self.fetches += 1
+        self.copied += nbytes
         super().fetch(target, source, nbytes)

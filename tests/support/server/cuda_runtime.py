@@ -25,6 +25,7 @@ class cudaError_t(enum.IntEnum):
 class cudaMemcpyKind(enum.IntEnum):
     cudaMemcpyHostToDevice = 1
     cudaMemcpyDeviceToHost = 2
+    cudaMemcpyDefault = 4
 
 
 class Runtime(types.ModuleType):

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from tensorferry.batcher.request import Array, Request
+from tensorferry.batcher.request import Request
 
 
 @runtime_checkable
@@ -37,9 +37,7 @@ class StagedModel(Protocol):
     function raises them (see `errors`). While one batch is in `__call__`, other threads may be in the other steps.
     """
 
-    def place(
-        self, tensors: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
-    ) -> Mapping[str, Array] | None:
+    def place(self, tensors: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> Mapping[str, Any] | None:
         """Return arrays for a batch whose tensors have these dtypes and shapes; None if the batcher allocates them."""
 
     def load(self, batch: Any) -> Any:
@@ -50,3 +48,16 @@ class StagedModel(Protocol):
 
     def fetch(self, outputs: Any) -> Any:
         """Turn the result of the call into what a model function returns."""
+
+
+@runtime_checkable
+class KeepsStates(Protocol):
+    """A `StagedModel` that can keep the states of sequences in its own memory."""
+
+    def keep_states(self, states: Mapping[str, str]) -> None:
+        """Keep these outputs, by the inputs that they become. Called once, before the first batch.
+
+        From then on, `fetch` may return such an output as a list with a HeldTensor for each row, and `place` may return an
+        empty list for such an input. The batcher then appends each row's Tensor to it, whose data may be a HeldTensor. A
+        function must also take HeldTensors of others. It may decline for a batch: it then gets and returns arrays.
+        """

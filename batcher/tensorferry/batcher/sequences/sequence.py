@@ -5,11 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tensorferry.batcher.request import Array, SequenceTag
+from tensorferry.batcher.request import Array, HeldTensor, SequenceTag
+
+State: TypeAlias = Array | HeldTensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,18 +96,23 @@ class SequenceStatistics(NamedTuple):
     ended: Mapping[EndReason, int]
 
 
-def state_bytes(states: tuple[Array, ...]) -> int:
+def state_bytes(states: tuple[State, ...]) -> int:
     """Return the bytes of states."""
     return sum(state.nbytes for state in states)
 
 
-def copy_of(row: Any, like: StateTensor) -> Array:
-    """Return a copy of a request's part of an output. ValueError if it does not fit the input of the state."""
-    array = np.array(row, copy=True, order="C")
+def is_held(row: Any) -> bool:
+    """Return whether a request's part of an output is a HeldTensor."""
+    return isinstance(row, list) and isinstance(row[0], HeldTensor)
+
+
+def next_state(row: Any, like: StateTensor) -> State:
+    """Return a copy of a request's part of an output, or what holds it. ValueError if it does not fit the input of the state."""
+    state: State = row[0] if is_held(row) else np.array(row, copy=True, order="C")
     initial = like.initial
-    if array.dtype != initial.dtype or array.ndim != initial.ndim:
+    if state.dtype != initial.dtype or len(state.shape) != initial.ndim:
         raise ValueError(
-            f"output {like.output!r} is {array.dtype}{list(array.shape)}, but the state {like.input!r} is "
+            f"output {like.output!r} is {state.dtype}{list(state.shape)}, but the state {like.input!r} is "
             f"{initial.dtype}{list(initial.shape)}"
         )
-    return array
+    return state

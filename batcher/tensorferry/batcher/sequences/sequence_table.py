@@ -8,11 +8,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from tensorferry.batcher.errors import QueueFull, SequenceEnded, SequenceNotStarted
-from tensorferry.batcher.request import Array, Request, SequenceTag
+from tensorferry.batcher.request import Request, SequenceTag
 from tensorferry.batcher.sequences.sequence import (
     EndReason,
     SequenceLimits,
     SequenceStatistics,
+    State,
     state_bytes,
 )
 
@@ -43,7 +44,7 @@ class Living:
 
     key: tuple[str, object, int | str]
     last_used: float
-    states: tuple[Array, ...] | None = None
+    states: tuple[State, ...] | None = None
     nbytes: int = 0
     running: SequenceTag | None = None
     doomed: EndReason | None = None
@@ -147,7 +148,7 @@ class SequenceTable:
             _RETRY_SECONDS,
         )
 
-    def no_room_for(self, living: Living, tag: SequenceTag, states: tuple[Array, ...]) -> QueueFull | None:
+    def no_room_for(self, living: Living, tag: SequenceTag, states: tuple[State, ...]) -> QueueFull | None:
         """Return why there is no room for the states of an answered request; None if there is, or if none is needed."""
         growth = state_bytes(states) - living.nbytes
         if growth <= 0 or tag.end or living.doomed is not None:
@@ -166,7 +167,7 @@ class SequenceTable:
             f"sequence {number} of model {self._name!r} {how}; begin it again with sequence_start"
         )
 
-    def answered(self, living: Living, tag: SequenceTag, states: tuple[Array, ...], now: float) -> None:
+    def answered(self, living: Living, tag: SequenceTag, states: tuple[State, ...], now: float) -> None:
         """Take over the states of an answered request. `next_after` follows."""
         self._count_start(living, tag)
         living.states, living.last_used = states, now

@@ -19,15 +19,18 @@ from tensorferry.batcher.errors import (
 )
 from tensorferry.batcher.execution.collate import tensor_of
 from tensorferry.batcher.execution.completion import already_completed, withdrawn
+from tensorferry.batcher.execution.model_functions import KeepsStates
 from tensorferry.batcher.queue.client_quotas import ClientQuotas
-from tensorferry.batcher.request import Array, Outcome, Request, SequenceTag
+from tensorferry.batcher.request import HeldTensor, Outcome, Request, SequenceTag, Tensor
 from tensorferry.batcher.sequences.sequence import (
     ControlTensor,
     EndReason,
     SequenceLimits,
     SequenceStatistics,
+    State,
     StateTensor,
-    copy_of,
+    is_held,
+    next_state,
     state_bytes,
 )
 from tensorferry.batcher.sequences.sequence_table import Living, SequenceTable
@@ -78,6 +81,9 @@ class StatefulBatcher(Batcher):
         self._state_outputs = frozenset(state.output for state in states)
         self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
         settings = self._settings
+        for function in model_fn if isinstance(model_fn, Sequence) else [model_fn]:
+            if settings.max_batch_size and isinstance(function, KeepsStates):
+                function.keep_states(self.states)
         self._table = SequenceTable(
             self._name,
             state_bytes(self._initial),
@@ -193,7 +199,7 @@ class StatefulBatcher(Batcher):
         self,
         request: Request,
         tag: SequenceTag,
-        states: tuple[Array, ...],
+        states: tuple[State, ...],
         complete: Callable[[Outcome], None],
         notify: bool,
         skip_admission: bool,
@@ -212,7 +218,7 @@ class StatefulBatcher(Batcher):
             all_names = self._names_with_states(request.names)
         except ValueError as error:
             raise self._rejected(request, InvalidRequest(str(error))) from None
-        tensors = tuple(map(tensor_of, (*states, *controls)))
+        tensors = tuple(map(_tensor, (*states, *controls)))
         request.tensors += tensors
         request.names = all_names
         request.nbytes += state_bytes(states)
@@ -246,7 +252,7 @@ class StatefulBatcher(Batcher):
 
     def _alone(self, request: Request, tag: SequenceTag) -> Callable[[Outcome], None]:
         complete = request.complete
-        return lambda outcome: complete(self._without_states(outcome, tag))
+        return lambda outcome: complete(self._shown(outcome, tag))
 
     def _completed(
         self,
@@ -257,13 +263,13 @@ class StatefulBatcher(Batcher):
         outcome: Outcome,
     ) -> None:
         """Take over the states of an outcome, complete the request, and let the next one of the sequence run."""
-        states: tuple[Array, ...] = ()
+        states: tuple[State, ...] = ()
         if outcome.error is None:
             try:
-                states = tuple(copy_of(outcome.outputs[state.output], state) for state in self._states)
+                states = tuple(next_state(outcome.outputs[state.output], state) for state in self._states)
             except Exception as error:
                 outcome = outcome._replace(outputs=None, error=error)
-        outcome = self._without_states(outcome, tag)
+        outcome = self._shown(outcome, tag)
         with self._sequences_lock:
             if outcome.error is None and (full := self._table.no_room_for(living, tag, states)) is not None:
                 outcome = outcome._replace(outputs=None, error=full)
@@ -279,13 +285,20 @@ class StatefulBatcher(Batcher):
             # Afterwards, because clients must get a cause before what follows from it, and answers in their order.
             self._go_on(living)
 
-    def _without_states(self, outcome: Outcome, tag: SequenceTag) -> Outcome:
+    def _shown(self, outcome: Outcome, tag: SequenceTag) -> Outcome:
+        """Return an outcome with the states that the caller wants, as arrays, and without the others."""
         if outcome.outputs is None:
             return outcome
         hidden = self._state_outputs - tag.wanted
-        return outcome._replace(
-            outputs={name: value for name, value in outcome.outputs.items() if name not in hidden}
-        )
+        shown = {name: value for name, value in outcome.outputs.items() if name not in hidden}
+        try:
+            for name in self._state_outputs & shown.keys():
+                if is_held(shown[name]):
+                    shown[name] = shown[name][0].numpy()
+        except Exception as error:
+            # Its device has failed.
+            return outcome._replace(outputs=None, error=error)
+        return outcome._replace(outputs=shown)
 
     def _go_on(self, living: Living) -> None:
         """Enqueue the next request of a sequence, and fail those before it, whose sequence has ended."""
@@ -431,3 +444,7 @@ class StatefulBatcher(Batcher):
         if threading.current_thread() is not self._reaper and not self._workers.owns_current_thread:
             self._reaper.join(left)
         return ended and not self._reaper.is_alive()
+
+
+def _tensor(state: State) -> Tensor:
+    return Tensor(state.dtype, state.shape, state) if isinstance(state, HeldTensor) else tensor_of(state)

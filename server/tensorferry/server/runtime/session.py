@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensorferry.batcher import StagedModel
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.onnx.graph.model_file import tensors_of_unknown_rank
 from tensorferry.server.runtime.checks.sampling import describe_difference, random_array
@@ -227,7 +226,7 @@ class Session:
         return self._graphs
 
     @property
-    def staged(self) -> StagedModel | None:
+    def staged(self) -> StagedSession | None:
         """The session in steps, which a batcher can overlap; None if there are no staging buffers."""
         if self._staging is None:
             return None

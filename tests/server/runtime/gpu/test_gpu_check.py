@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from pathlib import Path
 
 import gpu_check
@@ -16,6 +17,20 @@ def test_a_correct_device_passes(name: str, tmp_path: Path, capsys: pytest.Captu
     (case,) = [case for case in gpu_check.cases(tmp_path) if case.name == name]
     assert gpu_check.check(case, "cpu", CpuDeviceMemory()) == []
     assert f"gpu-check: {name}, alone, with CUDA graphs: differs by 0" in capsys.readouterr().out
+
+
+def test_states_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = small.totals(tmp_path / "m.onnx")
+    assert gpu_check.held_states(path, "cpu", CpuDeviceMemory()) == []
+    assert "with CUDA graphs: 0 of 500 answers are wrong" in capsys.readouterr().out
+    assert len(gpu_check.held_states(path, "cpu", _LostStates())) == 2
+
+
+class _LostStates(CpuDeviceMemory):
+    """Faulty memory: nothing is copied within the device."""
+
+    def copy_all(self, copies: Iterable[tuple[int, int, int]]) -> None:
+        pass
 
 
 class TruncatedLoads(CpuDeviceMemory):

@@ -43,6 +43,15 @@ def test_each_thread_copies_on_its_own_stream(runtime: Runtime) -> None:
     assert runtime.streams == {}
 
 
+def test_copies_between_any_memory_are_made_together(runtime: Runtime) -> None:
+    memory = DeviceMemory(3)
+    host, there, other = memory.host(8), memory.device(8), memory.device(8)
+    ctypes.memset(host.address, 7, 8)
+    memory.copy_all([(there.address, host.address, 8), (other.address, there.address, 3)])
+    assert ctypes.string_at(other.address, 8) == b"\7" * 3 + b"\0" * 5
+    assert {kind for _, kind in runtime.kinds} == {cudaMemcpyKind.cudaMemcpyDefault}
+
+
 def test_an_error_carries_its_name(runtime: Runtime) -> None:
     memory = DeviceMemory(3)
     runtime.error = cudaError_t.cudaErrorMemoryAllocation

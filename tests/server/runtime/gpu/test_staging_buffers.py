@@ -17,9 +17,10 @@ from support.server.cpu_as_device import CountingDeviceMemory
 from support.server.rig import fp32
 
 from tensorferry.server.errors import ModelFailedError
+from tensorferry.server.runtime.gpu.buffer_pool import BufferPool
 from tensorferry.server.runtime.gpu.cuda_graphs import CapturedShapes, GraphOptions
 from tensorferry.server.runtime.gpu.pinned_memory import MemoryBlock
-from tensorferry.server.runtime.gpu.staging_buffers import BufferPool, StagedBatch
+from tensorferry.server.runtime.gpu.staging_buffers import StagedBatch
 from tensorferry.server.runtime.gpu.tensor_layout import Shape, tensor_layout_for
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.models import small
 from support.server.cpu_as_device import CountingDeviceMemory
 from support.server.rig import PATIENCE, Load, fp32
 
-from tensorferry.batcher import Batcher, InstanceFailed
+from tensorferry.batcher import Batcher, InstanceFailed, Tensor
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.models.lifecycle import stages
@@ -200,6 +201,35 @@ class TestBatchesOfABrokenSession:
         for batch in (loaded, steps.load(placed)):
             assert steps.fetch(steps(batch))["y"].tolist() == (x * 2).tolist()
             assert faults.runs[-1][0] == len(faults.sessions) - 1
+
+    def test_a_state_of_the_old_session_goes_on_in_the_new_one(self, tmp_path: Path, faults: Faults) -> None:
+        path, float32, width = small.totals(tmp_path / "m.onnx"), np.dtype(np.float32), 40_000
+
+        def session() -> Session:
+            return Session(path, memory=CountingDeviceMemory())
+
+        instance = RecoveringInstance(session(), session, InstanceHealth("m", "1"), 0)
+        steps = RecoveringStagedModel(instance)
+        steps.keep_states({"past": "next"})
+
+        def loaded(*past: Any) -> Any:
+            rows = len(past)
+            batch = steps.place({"x": (float32, (rows, 1)), "past": (float32, (rows, width))})
+            assert batch is not None
+            batch["x"][...] = 1
+            batch["past"].extend(Tensor(float32, (1, width), state) for state in past)
+            return steps.load(batch)
+
+        zeros = np.zeros((1, width), float32)
+        (state,) = steps.fetch(steps(loaded(zeros)))["next"]
+        left = loaded(state, zeros)
+        faults.armed = 1
+        with pytest.raises(InstanceFailed) as caught:
+            instance.run({"x": np.ones((1, 1), float32), "past": zeros})
+        assert caught.value.recover is not None
+        caught.value.recover()
+        for batch in (left, loaded(state, zeros)):
+            assert steps.fetch(steps(batch))["y"].tolist() == [[2], [1]]
 
     def test_a_late_failure_of_a_copy_does_not_break_the_new_session(
         self, instance: RecoveringInstance, faults: Faults, monkeypatch: pytest.MonkeyPatch

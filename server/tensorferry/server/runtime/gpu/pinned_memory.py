@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,13 @@ class DeviceMemory:
     def fetch(self, target: int, source: int, nbytes: int) -> None:
         """Copy from the device address `source` to the host address `target`, on the calling thread's stream."""
         self._copy(target, source, nbytes, self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost)
+
+    def copy_all(self, copies: Iterable[tuple[int, int, int]]) -> None:
+        """Make copies of `nbytes` from `source` to `target`, each on a host or a device, on the calling thread's stream."""
+        stream, kind = self._stream(), self._cuda.cudaMemcpyKind.cudaMemcpyDefault
+        for target, source, nbytes in copies:
+            self._done(self._cuda.cudaMemcpyAsync(target, source, nbytes, kind, stream))
+        self._done(self._cuda.cudaStreamSynchronize(stream))
 
     def _copy(self, target: int, source: int, nbytes: int, kind: Any) -> None:
         stream = self._stream()

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensorferry.server.runtime.gpu.staging_buffers import StagedBatch, StagingBuffers
+from tensorferry.server.runtime.gpu.staging_buffers import StagedBatch, StagingBuffers, host_arrays
 from tensorferry.server.runtime.gpu.tensor_layout import Shape
 from tensorferry.server.signature import Signature
 
 Array = npt.NDArray[Any]
+
+_NO_STATES: Mapping[str, str] = {}
 
 
 class StagedSession:
@@ -33,12 +35,14 @@ class StagedSession:
         self._run = run
         self._failed = failed
 
-    def place(self, tensors: Mapping[str, tuple[np.dtype[Any], Shape]]) -> StagedBatch | None:
-        """Return arrays in memory that the device can copy from directly, or None."""
+    def place(
+        self, tensors: Mapping[str, tuple[np.dtype[Any], Shape]], states: Mapping[str, str] = _NO_STATES
+    ) -> StagedBatch | None:
+        """Return arrays in memory that the device can copy from directly, or None; for `states` as in `StagingBuffers`."""
         for name, (dtype, _) in tensors.items():
             if self._dtypes.get(name) != dtype:
                 return None
-        return self._staging.place({name: shape for name, (_, shape) in tensors.items()})
+        return self._staging.place({name: shape for name, (_, shape) in tensors.items()}, states)
 
     def load(self, batch: Any) -> Any:
         """Copy a batch to the device."""
@@ -51,8 +55,10 @@ class StagedSession:
 
     def __call__(self, batch: Any) -> Any:
         """Run the model on a loaded batch."""
-        if not isinstance(batch, StagedBatch) or batch.slot is None:
+        if not isinstance(batch, StagedBatch):
             return self._run(batch)
+        if batch.slot is None:
+            return self._run(host_arrays(batch))
         try:
             return self._staging.compute_or_repeat(batch)
         except Exception as error:

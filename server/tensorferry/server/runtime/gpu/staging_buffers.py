@@ -16,23 +16,25 @@ import ctypes
 import logging
 import math
 import re
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tensorferry.server.runtime.gpu.buffer_pool import BufferPool, pop, size_class
 from tensorferry.server.runtime.gpu.cuda_graphs import CapturedShapes
+from tensorferry.server.runtime.gpu.held_states import HeldStates, host_array
 from tensorferry.server.runtime.gpu.pinned_memory import DeviceMemory, MemoryBlock
 from tensorferry.server.runtime.gpu.tensor_layout import (
     Shape,
     TensorLayout,
     TensorPlacement,
+    ranges_of,
     tensor_layout_for,
 )
 from tensorferry.server.runtime.ort import ort_message
@@ -44,76 +46,16 @@ Array = npt.NDArray[Any]
 
 # Limit for one session, on the host and on the device each.
 _MAX_BYTES = 1 << 30
+_NO_STATES: Mapping[str, str] = {}
+# Bytes of a row's state from which it stays on the device. Each copy there is a call of some microseconds, in which the
+# host moves about as many bytes (not measured on a GPU).
+_LEAST_KEPT = 1 << 16
 # Limit for cached layouts, and for cached bindings of a slot.
 _MAX_CACHED_SHAPES = 256
 
 
 class CaptureError(Exception):
     """The model cannot be captured as a CUDA graph. The message says why."""
-
-
-class _Sized(Protocol):
-    """Memory in a pool."""
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-
-
-_T = TypeVar("_T", bound=_Sized)
-
-
-class BufferPool(Generic[_T]):
-    """Pool of memory buffers with at most `max_bytes` in total. Thread-safe."""
-
-    def __init__(self, allocate: Callable[[int], _T], max_bytes: int) -> None:
-        self._allocate = allocate
-        self._max_bytes = max_bytes
-        # Guards _bytes and the keys of _free. Buffers are allocated under it. `release` does not take it, because
-        # finalizers call `release` and may interrupt any line, also one that holds the lock.
-        self._lock = threading.Lock()
-        self._bytes = 0
-        self._free: dict[int, deque[_T]] = {}
-
-    def acquire(self, nbytes: int) -> _T | None:
-        """Return an uninitialised buffer of at least `nbytes` bytes; None if there is no memory for it."""
-        size = _size_class(nbytes)
-        buffer = _pop(self._free.get(size))
-        if buffer is not None:
-            return buffer
-        try:
-            with self._lock:
-                self._free.setdefault(size, deque())
-                if self._bytes + size > self._max_bytes:
-                    for buffers in self._free.values():
-                        while (unused := _pop(buffers)) is not None:
-                            self._bytes -= unused.nbytes
-                if self._bytes + size > self._max_bytes:
-                    return None
-                buffer = self._allocate(size)
-                self._bytes += size
-                return buffer
-        except (MemoryError, RuntimeError) as error:
-            _log.warning("no memory of %d bytes for a batch, which runs without staging: %s", size, error)
-            return None
-
-    def release(self, buffer: _T) -> None:
-        """Return a buffer to the pool."""
-        self._free[buffer.nbytes].append(buffer)
-
-
-def _pop(buffers: deque[_T] | None) -> _T | None:
-    # Without a check first, because another thread may take the last buffer.
-    try:
-        return buffers.popleft() if buffers is not None else None
-    except IndexError:
-        return None
-
-
-def _size_class(nbytes: int) -> int:
-    """Round up, so that buffers can be reused. At most a quarter is wasted, except for a few pages."""
-    step = 1 << max(12, (nbytes - 1).bit_length() - 3)
-    return -(-nbytes // step) * step
 
 
 class DeviceSlot:
@@ -147,13 +89,21 @@ class BatchLayout:
 _NO_LAYOUT = BatchLayout(TensorLayout((), (), (), 0, 0), (), None)
 
 
-class StagedBatch(dict[str, Array]):
-    """Inputs of a batch, for the caller to fill. See `BatchLayout` for `layout`, `key` and `rows`."""
+class StagedBatch(dict[str, Any]):
+    """Inputs of a batch, for the caller to fill: arrays, and lists of Tensors for states that are kept on the device.
 
-    __slots__ = ("_release", "address", "key", "layout", "root", "rows", "slot")
+    See `BatchLayout` for `layout`, `key` and `rows`. `states` are the outputs that are kept, by their inputs.
+    """
+
+    __slots__ = ("_release", "address", "key", "layout", "root", "rows", "slot", "states")
 
     def __init__(
-        self, batch_layout: BatchLayout, root: Any, address: int, release: Callable[[StagedBatch], None]
+        self,
+        batch_layout: BatchLayout,
+        root: Any,
+        address: int,
+        release: Callable[[StagedBatch], None],
+        states: Mapping[str, str],
     ) -> None:
         self.layout = batch_layout.layout
         self.key = batch_layout.key
@@ -163,7 +113,11 @@ class StagedBatch(dict[str, Array]):
         self.address = address
         self.slot: DeviceSlot | None = None
         self._release = release
-        super().__init__([(place.spec.name, self.array(place)) for place in batch_layout.layout.inputs])
+        self.states = states
+        places = {place.spec.name: place for place in batch_layout.layout.inputs}
+        super().__init__(
+            [(name, [] if name in states else self.array(place)) for name, place in places.items()]
+        )
 
     def __del__(self) -> None:
         # A loaded batch does not run if its device fails or hangs before.
@@ -195,6 +149,7 @@ class StagingBuffers:
         self._memory = memory
         self._binding = binding
         self._run = run
+        self._held = HeldStates(memory, _MAX_BYTES)
         self._host = BufferPool(memory.host, _MAX_BYTES)
         self._device = BufferPool(lambda nbytes: DeviceSlot(memory.device(nbytes)), _MAX_BYTES)
         self._layouts: dict[tuple[Any, ...], BatchLayout | None] = {}
@@ -203,10 +158,13 @@ class StagingBuffers:
         # Free slots of each captured shape. There are two: one computes while the other is loaded or fetched.
         self._captured_slots: dict[tuple[Shape, ...], deque[DeviceSlot]] = {}
 
-    def place(self, shapes: Mapping[str, Shape], *, outputs: bool = True) -> StagedBatch | None:
+    def place(
+        self, shapes: Mapping[str, Shape], states: Mapping[str, str] = _NO_STATES, *, outputs: bool = True
+    ) -> StagedBatch | None:
         """Return memory for a batch with these input shapes; None if there is none.
 
-        Without `outputs`, the outputs' shapes count as unknown.
+        `states` are outputs whose rows may stay on the device, by their inputs. Without `outputs`, the outputs' shapes count
+        as unknown.
         """
         key = (*shapes.items(), outputs)
         batch_layout = self._layouts.get(key, _NO_LAYOUT)
@@ -219,10 +177,16 @@ class StagingBuffers:
         block = self._host.acquire(batch_layout.layout.nbytes)
         if block is None:
             return None
+        if states:
+            states = {
+                place.spec.name: states[place.spec.name]
+                for place in batch_layout.layout.inputs
+                if place.spec.name in states and place.nbytes >= _LEAST_KEPT * place.shape[0]
+            }
         # With the block's size instead of the layout's, because ctypes never frees an array type.
         root = (ctypes.c_ubyte * block.nbytes).from_address(block.address)
         weakref.finalize(root, self._host.release, block).atexit = False
-        return StagedBatch(batch_layout, root, block.address, self._release)
+        return StagedBatch(batch_layout, root, block.address, self._release, states)
 
     def _layout_for(self, given: Mapping[str, Shape], outputs: bool) -> BatchLayout | None:
         """Return the layout of batches with these shapes; None if the shapes do not fit the model."""
@@ -242,14 +206,19 @@ class StagingBuffers:
 
     def load(self, batch: StagedBatch) -> bool:
         """Copy the inputs to a slot. Return False if no slot is available."""
-        slot = None if batch.layout.unknown else _pop(self._captured_slots.get(batch.key))
+        slot = None if batch.layout.unknown else pop(self._captured_slots.get(batch.key))
         slot = slot or self._device.acquire(batch.layout.nbytes)
         if slot is None:
             return False
         batch.slot = slot
+        places, states, at = batch.layout.inputs, batch.states, slot.block.address
         try:
             _pad(batch)
-            self._memory.load(slot.block.address, batch.address, batch.layout.input_bytes)
+            for start, end in ranges_of(place for place in places if place.spec.name not in states):
+                self._memory.load(at + start, batch.address + start, end - start)
+            if states:
+                held = [(place, batch[place.spec.name]) for place in places if place.spec.name in states]
+                self._held.load(at, held)
         except BaseException:
             self._release(batch)
             raise
@@ -264,7 +233,7 @@ class StagingBuffers:
             if not batch.layout.outputs or not re.search("shape|dimension", str(error)):
                 raise
             # The file may declare a wrong shape for an output.
-            again = self.place_copies(batch, outputs=False)
+            again = self.place_copies(host_arrays(batch), outputs=False)
             if again is None or not self.load(again):
                 raise
             self.compute(again)
@@ -305,15 +274,20 @@ class StagingBuffers:
         slot.bindings[key] = binding
         return binding
 
-    def fetch(self, batch: StagedBatch) -> dict[str, Array]:
-        """Return the outputs of a computed batch, in the model's order."""
+    def fetch(self, batch: StagedBatch) -> dict[str, Any]:
+        """Return the outputs of a computed batch, in the model's order. States that are kept are lists of their rows."""
         slot, layout = batch.slot, batch.layout
         assert slot is not None
         try:
-            start = layout.input_bytes
-            if layout.nbytes > start:
-                self._memory.fetch(batch.address + start, slot.block.address + start, layout.nbytes - start)
-            outputs = {place.spec.name: batch.array(place) for place in layout.outputs}
+            outputs: dict[str, Any] = {}
+            states = frozenset(batch.states.values())
+            if kept := [place for place in layout.outputs if place.spec.name in states]:
+                rows = len(next(batch[name] for name in batch.states))
+                outputs.update(self._held.keep(slot.block.address, kept, rows) or {})
+            places = [place for place in layout.outputs if place.spec.name not in outputs]
+            for start, end in ranges_of(places):
+                self._memory.fetch(batch.address + start, slot.block.address + start, end - start)
+            outputs.update((place.spec.name, batch.array(place)) for place in places)
             if layout.unknown:
                 bound = (*layout.outputs, *layout.unknown)
                 values = self._bound(slot, batch).get_outputs()
@@ -352,7 +326,7 @@ class StagingBuffers:
         slots: deque[DeviceSlot] = deque()
         try:
             for number in numbers:
-                slot = DeviceSlot(self._memory.device(_size_class(layout.nbytes)), number)
+                slot = DeviceSlot(self._memory.device(size_class(layout.nbytes)), number)
                 self._captured_slots[key] = deque([slot])
                 check()
                 slots.append(slot)
@@ -370,12 +344,22 @@ class StagingBuffers:
 
 
 def _pad(batch: StagedBatch) -> None:
-    """Fill the padding rows with copies of the last row, which is valid input for the model."""
+    """Fill the padding rows of arrays with copies of the last row, which is valid input for the model."""
     if batch.rows is None:
         return
     for place in batch.layout.inputs:
+        if place.spec.name in batch.states:
+            continue
         full: Array = np.ndarray(place.shape, place.spec.datatype.storage, batch.root, place.offset)
         full[batch.rows :] = full[batch.rows - 1]
+
+
+def host_arrays(batch: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the inputs of a filled batch as arrays in the host's memory."""
+    return {
+        name: np.concatenate([host_array(tensor) for tensor in value]) if isinstance(value, list) else value
+        for name, value in batch.items()
+    }
 
 
 def array_of_ortvalue(value: Any, spec: TensorSpec) -> Array:

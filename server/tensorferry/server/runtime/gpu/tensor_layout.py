@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ def tensor_layout_for(
     inputs = []
     for spec in signature.inputs:
         inputs.append(TensorPlacement(spec, shapes[spec.name], offset))
-        offset += _aligned(inputs[-1].nbytes)
+        offset += aligned(inputs[-1].nbytes)
     input_bytes = offset
     named = signature.named_lengths(place.shape for place in inputs)
     known, unknown = [], []
@@ -71,10 +71,22 @@ def tensor_layout_for(
             unknown.append(spec)
             continue
         known.append(TensorPlacement(spec, shape, offset))
-        offset += _aligned(known[-1].nbytes)
+        offset += aligned(known[-1].nbytes)
     return TensorLayout(tuple(inputs), tuple(known), tuple(unknown), input_bytes, offset)
 
 
-def _aligned(nbytes: int) -> int:
+def ranges_of(places: Iterable[TensorPlacement]) -> list[tuple[int, int]]:
+    """Return the first and last offsets of parts of the block that have these tensors and no others."""
+    ranges: list[tuple[int, int]] = []
+    for place in places:
+        start, end = place.offset, place.offset + aligned(place.nbytes)
+        if ranges and ranges[-1][1] == start:
+            start = ranges.pop()[0]
+        ranges.append((start, end))
+    return ranges
+
+
+def aligned(nbytes: int) -> int:
+    """Return how many bytes of a block a tensor takes."""
     # An empty tensor takes space too, so that no two tensors share an address.
     return -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorferry.batcher import InstanceFailed, OutOfMemory, RunTimedOut, StagedModel
+from tensorferry.batcher import InstanceFailed, OutOfMemory, RunTimedOut
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.runtime.checks.sampling import Array
+from tensorferry.server.runtime.gpu.staged_session import StagedSession
+from tensorferry.server.runtime.gpu.staging_buffers import host_arrays
 from tensorferry.server.runtime.recovery.error_classification import (
     DeviceErrorKind,
     classify_device_error,
@@ -51,7 +53,7 @@ class RecoveringInstance(WatchedRun):
         # None while it is broken. Written by the running thread, or by `recover` while nothing runs.
         self._session: Session | None = session
         # The session's staged form, if it has one.
-        self.steps: StagedModel | None = session.staged
+        self.steps: StagedSession | None = session.staged
         # Fixed when the model is loaded: decides whether the batcher uses staged runs for this instance.
         self.staged = self.steps is not None
         self._rebuild = rebuild
@@ -59,7 +61,7 @@ class RecoveringInstance(WatchedRun):
         self._tries = 0
         super().__init__(health, index, limits)
 
-    def run(self, inputs: Mapping[str, Array], steps: StagedModel | None = None) -> Any:
+    def run(self, inputs: Mapping[str, Array], steps: StagedSession | None = None) -> Any:
         """Run the model once, as `Session.run` does. `inputs` is a batch loaded by `steps`, if those are given.
 
         Raises OutOfMemory, InstanceFailed or RunTimedOut for a failure of the device, else ModelFailedError.
@@ -89,7 +91,7 @@ class RecoveringInstance(WatchedRun):
         finally:
             del failure
 
-    def copy_failure(self, error: ModelFailedError, steps: StagedModel) -> Exception:
+    def copy_failure(self, error: ModelFailedError, steps: StagedSession) -> Exception:
         """Return the batcher's exception for a failure of `steps` to load or fetch a batch."""
         if steps is self.steps or classify_device_error(error.__cause__) is DeviceErrorKind.MEMORY:
             return self._failure(error, None) or error
@@ -193,7 +195,7 @@ class RecoveringInstance(WatchedRun):
 class _LoadedBatch(NamedTuple):
     """Batch, or its outputs, in the memory of the session that `steps` belongs to."""
 
-    steps: StagedModel
+    steps: StagedSession
     batch: Any
 
 
@@ -205,13 +207,16 @@ class RecoveringStagedModel:
 
     def __init__(self, instance: RecoveringInstance) -> None:
         self._instance = instance
+        self._states: Mapping[str, str] = {}
 
-    def place(
-        self, tensors: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
-    ) -> Mapping[str, Array] | None:
-        """Return arrays in memory that the device can copy from directly, or None."""
+    def keep_states(self, states: Mapping[str, str]) -> None:
+        """Keep these outputs on the device, by the inputs that they become."""
+        self._states = states
+
+    def place(self, tensors: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> Mapping[str, Any] | None:
+        """Return arrays in memory that the device can copy from directly, or None; and lists for states."""
         steps = self._instance.steps
-        return None if steps is None else steps.place(tensors)
+        return None if steps is None else steps.place(tensors, self._states)
 
     def load(self, batch: Any) -> Any:
         """Copy a batch to the device."""
@@ -229,7 +234,7 @@ class RecoveringStagedModel:
             return self._instance.run(batch)
         if batch.steps is not self._instance.steps:
             # Its device memory belongs to a session that is gone. Its arrays on the host are still valid.
-            return self._instance.run(dict(batch.batch))
+            return self._instance.run(host_arrays(batch.batch))
         return _LoadedBatch(batch.steps, self._instance.run(batch.batch, batch.steps))
 
     def fetch(self, outputs: Any) -> Any:
