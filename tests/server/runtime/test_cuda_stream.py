@@ -57,6 +57,15 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, dict[str, Any
     return SessionOnCpu.given
 
 
+@pytest.mark.parametrize(("device", "options"), [("cuda:0", {}), ("cuda:2", {"device_id": 2})])
+def test_the_first_device_is_not_named(
+    device: str, options: Any, runtime: Runtime, given: Any, tmp_path: Path
+) -> None:
+    """ONNX Runtime warns of an option `device_id` at each session."""
+    Session(small.mlp(tmp_path / "m.onnx"), device)
+    assert given[0][0] == ("CUDAExecutionProvider", options)
+
+
 @pytest.mark.parametrize(("first", "number"), [(True, -5), (False, 0)])
 def test_the_stream_has_the_priority_and_exists_as_long_as_the_session(
     first: bool, number: int, runtime: Runtime, given: Any, tmp_path: Path

@@ -23,7 +23,10 @@ def providers_of(device: str, settings: OrtOptions) -> Providers:
     cpu: Providers = [(CPU, {})]
     if device == "cpu":
         return [(provider.name, dict(provider.options)) for provider in settings.cpu] + cpu
-    device_option = {"device_id": int(device.partition(":")[2])}
+    number = int(device.partition(":")[2])
+    # The first is the default of all providers. With the option, ONNX Runtime 1.26 and later warns at each session that no
+    # plugin has the device, and then uses the built-in provider.
+    device_option = {"device_id": number} if number else {}
     gpu = [
         (provider.name, {**dict(provider.options), **({} if is_package(provider.name) else device_option)})
         for provider in settings.gpu
