@@ -26,6 +26,8 @@ from support.batcher.stateful import (
 from tensorferry.batcher import (
     BatcherClosed,
     ClientPolicy,
+    Control,
+    ControlTensor,
     EndReason,
     InvalidRequest,
     QueueFull,
@@ -243,6 +245,62 @@ def test_a_refused_bare_array_is_counted_and_not_changed(make: Make) -> None:
     with pytest.raises(InvalidRequest, match="one bare array"):
         batcher.enqueue(request)
     assert (len(request.tensors), batcher.statistics().refused) == (1, 1)
+
+
+def test_controls_say_where_a_request_stands_in_its_sequence(make: Make) -> None:
+    batches: list[dict[str, Any]] = []
+
+    def recording(batch: dict[str, Any]) -> dict[str, Any]:
+        batches.append(batch)
+        return running_total(batch)
+
+    def flag(name: str, control: Control) -> ControlTensor:
+        return ControlTensor(name, control, np.zeros((1, 1), bool), np.ones((1, 1), bool))
+
+    none, text = np.zeros((1, 1), np.int8), np.array([[""]], object)
+    batcher = make(
+        recording,
+        controls=[
+            *(flag(control.value, control) for control in (Control.START, Control.READY, Control.END)),
+            ControlTensor("id", Control.ID, none, none),
+            ControlTensor("text", Control.ID, text, text),
+        ],
+    )
+    ask(batcher, 1, 5, start=True)
+    ask(batcher, 1, 5)
+    ask(batcher, 1, 5, end=True)
+    ask(batcher, 1, None)
+    seen = [[batch[name].item() for name in ("start", "ready", "end", "id", "text")] for batch in batches]
+    assert seen == [
+        [True, True, False, 5, "5"],
+        [False, True, False, 5, "5"],
+        [False, True, True, 5, "5"],
+        [True, True, True, 0, ""],
+    ]
+    for number, why in (("five", "takes an integer"), (300, "takes int8")):
+        with pytest.raises(InvalidRequest, match=f"sequence_id is {number!r}; model input 'id' {why}"):
+            send(batcher, 1, number, **START)
+    assert living(batcher) == (0, 0)
+
+
+def test_a_request_that_needs_no_run_is_answered_at_once(make: Make) -> None:
+    batcher, recorder = make(), Recorder()
+    batcher.answer_without_run(new_request({"x": np.zeros((1, 0))}, recorder), {"y": 1})
+    assert recorder.await_outcome().outputs == {"y": 1}
+    with pytest.raises(InvalidRequest, match="the request has 0 rows"):
+        batcher.answer_without_run(new_request({"x": np.zeros((0, 1))}, recorder), {})
+
+
+def test_clients_have_equal_shares_of_a_batch(make: Make, clock: VirtualClock) -> None:
+    runner = ScriptedRunner(running_total, gated=True)
+    batcher = make(runner, clock=clock, max_batch_size=2, clients=ClientPolicy(fair=True))
+    send(batcher, 0, "busy", **START)
+    runner.await_batches(1)
+    sent = [send(batcher, 1, number, client="a", **START)[1] for number in range(3)]
+    sent.append(send(batcher, 2, 3, client="b", **START)[1])
+    runner.open()
+    assert [value(each) for each in sent] == [10, 10, 10, 20]
+    assert sorted(runner.batches[1]["x"].ravel().tolist()) == [1, 2]
 
 
 def test_a_model_may_write_again_to_the_array_that_it_returned(make: Make) -> None:
