@@ -314,3 +314,9 @@ def test_a_template_of_an_old_generation_is_not_kept() -> None:
     assert cache.find(plain("an id"), 2) is None
     assert cache.find(plain(), 2) is not None
     assert add(cache, plain(), 2, of=other).response is not old.response
+
+
+@pytest.mark.parametrize(("named", "kept"), [(0, 0), (1, 1), (PRIORITIES, PRIORITIES), (PRIORITIES + 1, 0)])
+def test_an_unknown_class_means_the_default(named: int, kept: int) -> None:
+    data = plain(parameters={"priority": pb.InferParameter(int64_param=named)})
+    assert add(RequestTemplateCache(), data).priority == kept
