@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from onnx import TensorProto, helper, parser, save
+from support.models import small
 from support.processes import models
+from support.server.rig import Load
 
+from tensorferry.server.onnx.loading import loading
 from tensorferry.server.runtime.files.onnx_file import has_steady_run_time
 
 
@@ -94,3 +98,19 @@ def test_other_formats_are_not_steady(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"")
     assert not has_steady_run_time(tmp_path / "m.ort")
     assert not has_steady_run_time(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(("build", "looks"), [(small.twice, 1), (models.probe, 2)])
+def test_a_later_load_looks_again_only_if_it_was_not_steady(
+    build: Callable[[Path], Path], looks: int, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths: list[Path] = []
+
+    def looked_at(path: Path) -> bool:
+        paths.append(path)
+        return has_steady_run_time(path)
+
+    monkeypatch.setattr(loading, "has_steady_run_time", looked_at)
+    load(build)
+    load(build)
+    assert len(paths) == looks

@@ -26,6 +26,7 @@ from tensorferry.server.onnx.loading.session_factory import SessionFactory
 from tensorferry.server.onnx.loading.warmup_samples import warmup_samples
 from tensorferry.server.onnx.probes.empty_axes_probe import EmptyAxesProbe, ProbedModel
 from tensorferry.server.python.steps.loaded_step import LoadedStep, StepInstance
+from tensorferry.server.runtime.checks.check_cache import CheckCache
 from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.checks.sampling import Array, Run, random_inputs, varies, working_size
 from tensorferry.server.runtime.files.fp16 import check_accuracy, model_file
@@ -124,11 +125,22 @@ def load_onnx_step(
         empty_axes=probe.found,
         steady="cpu" in settings.devices
         and replacing_library(settings.ort_options.op_libraries) is None
-        and has_steady_run_time(source.path),
+        and _is_steady(source.path, prepared.cache),
         open_layout=prepared.layouts.open,
         open_checks=prepared.budget.ran_out and prepared.batching.verdict not in _SETTLED,
         impure=_impurity(source.path, settings.ort_options.op_libraries),
     )
+
+
+def _is_steady(path: Path, cache: CheckCache) -> bool:
+    """Return whether the run time depends on shapes alone, as the graph or an earlier load says."""
+    if cache.get("steady", ()) is True:
+        return True
+    steady = has_steady_run_time(path)
+    if steady:
+        # Otherwise the reason may be an error, which the next load does not have.
+        cache.put("steady", (), steady)
+    return steady
 
 
 def _impurity(path: Path, libraries: Sequence[OpLibrary]) -> str:
