@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,37 @@ def test_pairs_of_texts_have_types(file: Path) -> None:
     outputs = lists(loaded(declared)(query=texts("a", "cat"), passage=texts("cat sat", "here")))
     assert outputs["input_ids"] == [[2, 4, 3, 5, 6, 3], [2, 5, 3, 7, 3]]
     assert outputs["token_type_ids"] == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1]]
+
+
+def test_a_list_has_all_tokens_with_the_positions_of_their_bytes(tmp_path: Path) -> None:
+    made = words()
+    made.enable_padding(length=128)
+    made.enable_truncation(4)
+    declared = tokenizer(saved(tmp_path, made), outputs=["token_list"])
+    assert (declared.outputs, declared.row_padding) == ({"token_list": STRING[-1]}, None)
+    ascii, other = map(
+        json.loads, loaded(declared)(text=texts("a cat  sat here", "é cat 猫 a"))["token_list"]
+    )
+    start = {"id": 2, "text": "[CLS]", "special": True, "start": None, "stop": None}
+    end = {"id": 3, "text": "[SEP]", "special": True, "start": None, "stop": None}
+    assert (ascii[0], ascii[-1]) == (start, end)
+    plain = [tuple(token[name] for name in ("id", "text", "start", "stop")) for token in ascii[1:-1]]
+    assert plain == [(4, "a", 0, 1), (5, "cat", 2, 5), (6, "sat", 7, 10), (7, "here", 11, 15)]
+    plain = [tuple(token[name] for name in ("id", "text", "start", "stop")) for token in other[1:-1]]
+    assert plain == [(1, "é", 0, 2), (5, "cat", 3, 6), (1, "猫", 7, 10), (4, "a", 11, 12)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"outputs": ["token_list", "input_ids"]}, "or token_list alone"),
+        ({"outputs": ["token_list"], "max_length": 8}, "leave out max_length"),
+        ({"outputs": ["token_list"], "input": ("a", "b")}, "give one input"),
+    ],
+)
+def test_a_list_is_alone_and_whole(file: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        tokenizer(file, **options)
 
 
 def test_padding_of_the_file_is_off_and_its_truncation_is_not(tmp_path: Path) -> None:

@@ -67,8 +67,12 @@ class BoundedTokenizer:
         # If both texts of a pair are too long, the longer one keeps the odd token.
         self._compares = pairs and (self._kept - special) % 2 == 1
 
-    def encode(self, columns: Sequence[list[str]]) -> Iterator[Encoding]:
-        """Yield the encoding of each row, given the texts of each input. InvalidInput for a text above the bound."""
+    def encode(self, columns: Sequence[list[str]], *, positions: bool = False) -> Iterator[Encoding]:
+        """Yield the encoding of each row, given the texts of each input. InvalidInput for a text above the bound.
+
+        Only with `positions` does it have the positions of the tokens in the text, which take time.
+        """
+        encode = self._tokenizer.encode_batch if positions else self._tokenizer.encode_batch_fast
         at_once = _ROWS_AT_ONCE[len(columns)]
         for first in range(0, len(columns[0]), at_once):
             parts = [
@@ -77,10 +81,7 @@ class BoundedTokenizer:
             ]
             if self._compares:
                 self._check_the_longer_is_known([texts[first : first + at_once] for texts in columns], parts)
-            # "fast" leaves out the positions of the tokens in the text.
-            yield from self._tokenizer.encode_batch_fast(
-                parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
-            )
+            yield from encode(parts[0] if len(parts) == 1 else list(zip(*parts, strict=True)))
 
     def _cut(self, name: str, texts: list[str]) -> list[str]:
         """Return the texts, or parts of them that give the same tokens; InvalidInput if neither is within the bound."""

@@ -323,8 +323,9 @@ def pipeline(
 
     `task` lets the text endpoints of HTTP serve a pipeline of texts. "embedding" needs an output FP32[-1, size], the
     vectors; "token_embedding" an output FP32[-1, tokens, size], the vectors of tokens, and the tokenizer's `attention_mask`;
-    "rerank" an output `score`, FP32[-1]; "classify" an output `scores`, FP32[-1, labels], and `labels`. Clients of the
-    endpoints can also ask for it by the names `served_as`. Raises DeclarationError.
+    "rerank" an output `score`, FP32[-1]; "classify" an output `scores`, FP32[-1, labels], and `labels`; "tokenize" the output
+    `token_list` of a tokenizer. Clients of the endpoints can also ask for it by the names `served_as`. Raises
+    DeclarationError.
     """
     if not steps:
         raise DeclarationError(f"pipeline {name!r} has no steps; give at least one model")

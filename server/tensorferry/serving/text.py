@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ from tensorferry.serving.bounded_text import BoundedTokenizer
 from tensorferry.serving.declarations import FileElsewhere, FunctionModel, RowPadding, address_of, name_at
 from tensorferry.serving.errors import DeclarationError
 from tensorferry.serving.tensor_types import INT64, STRING
+from tensorferry.serving.text_tasks import TOKEN_LIST
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -57,7 +60,8 @@ def tokenizer(
 
     A relative path starts at the directory of the file that calls this function. In place of a path there can be an
     address, such as "hf://ORG/REPO/tokenizer.json"; the server fetches it. `name` is that of the file by default. `input` is the name of the input, or two names for models that read pairs of texts. `outputs` are some of `input_ids`,
-    `attention_mask` and `token_type_ids`, each with one int64 array a row, of the length of its tokens.
+    `attention_mask` and `token_type_ids`, each with one int64 array a row, of the length of its tokens; or `token_list` alone,
+    with a text a row: the JSON list of all its tokens, as /tokenize of HTTP gives it. That reads single texts, and cuts none.
 
     Special tokens, normalization and truncation are those of the file. `max_length`, the most tokens in a row with special
     tokens, replaces its truncation; a file without one leaves texts whole. Of a long text, only the first characters are
@@ -80,10 +84,15 @@ def tokenizer(
         raise DeclarationError(
             f"tokenizer {named!r}: input is {input!r}; it must be a name, or two different names for pairs of texts"
         )
-    if isinstance(outputs, str) or not outputs or not set(outputs) <= set(_OUTPUTS):
+    lists = not isinstance(outputs, str) and tuple(outputs) == (TOKEN_LIST,)
+    if isinstance(outputs, str) or not outputs or not (lists or set(outputs) <= set(_OUTPUTS)):
         raise DeclarationError(
-            f"tokenizer {named!r}: outputs are {outputs!r}; they must be some of {', '.join(_OUTPUTS)}. A step can rename "
-            "them: step(tokenizer(...), outputs={'input_ids': 'tokens'})"
+            f"tokenizer {named!r}: outputs are {outputs!r}; they must be some of {', '.join(_OUTPUTS)}, or {TOKEN_LIST} alone. "
+            "A step can rename them: step(tokenizer(...), outputs={'input_ids': 'tokens'})"
+        )
+    if lists and (len(inputs) > 1 or max_length is not None):
+        raise DeclarationError(
+            f"tokenizer {named!r}: {TOKEN_LIST} has all tokens of single texts; leave out max_length, and give one input"
         )
     if max_length is not None and (
         isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1
@@ -114,6 +123,11 @@ class _Settings:
     # Where the file is fetched from, if it has not been.
     address: str = field(repr=False)
 
+    @property
+    def lists(self) -> bool:
+        """Whether the output is the list of the tokens."""
+        return self.outputs == (TOKEN_LIST,)
+
 
 def _declared(settings: _Settings, max_batch_size: int) -> FunctionModel:
     class FileTokenizer(_FileTokenizer):
@@ -126,10 +140,10 @@ def _declared(settings: _Settings, max_batch_size: int) -> FunctionModel:
         settings.name,
         FileTokenizer,
         dict.fromkeys(settings.inputs, STRING[-1]),
-        dict.fromkeys(settings.outputs, INT64[-1, "tokens"]),
+        dict.fromkeys(settings.outputs, STRING[-1] if settings.lists else INT64[-1, "tokens"]),
         max_batch_size,
         example={each: np.array(_EXAMPLES, object) for each in settings.inputs},
-        row_padding=lambda: _row_padding(settings),
+        row_padding=None if settings.lists else lambda: _row_padding(settings),
         most_request_bytes=_MOST_REQUEST_BYTES,
         pure=True,
     )
@@ -145,18 +159,34 @@ class _FileTokenizer:
     def load(self) -> None:
         read = _read(self._settings)
         read.no_padding()
+        if self._settings.lists:
+            read.no_truncation()
         self._tokenizer = BoundedTokenizer(read, self._settings.inputs)
 
-    def __call__(self, /, **texts: npt.NDArray[np.object_]) -> dict[str, _Rows]:
-        """Return one array a row for each output. Call `load` once before."""
+    def __call__(self, /, **texts: npt.NDArray[np.object_]) -> dict[str, Any]:
+        """Return one array a row for each output, or an array of texts for lists. Call `load` once before."""
         if self._tokenizer is None:
             raise RuntimeError(f"tokenizer {self._settings.name!r} is not loaded; call load() before")
         columns = [texts[name].tolist() for name in self._settings.inputs]
+        if self._settings.lists:
+            encodings = self._tokenizer.encode(columns, positions=True)
+            return {TOKEN_LIST: np.array(list(map(_token_list, columns[0], encodings)), object)}
         rows: dict[str, _Rows] = {output: [] for output in self._settings.outputs}
         for encoding in self._tokenizer.encode(columns):
             for output, made in rows.items():
                 made.append(_OUTPUTS[output](encoding))
         return rows
+
+
+def _token_list(text: str, encoding: Encoding) -> str:
+    """Return the tokens of a text as /tokenize of Text Embeddings Inference has them, whose positions are those of bytes."""
+    at = range(len(text) + 1) if text.isascii() else [0, *accumulate(len(each.encode()) for each in text)]
+    tokens = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
+    found = []
+    for number, token, special, (start, stop) in tokens:
+        where = (token, True, None, None) if special else (text[start:stop], False, at[start], at[stop])
+        found.append(dict(zip(("id", "text", "special", "start", "stop"), (number, *where), strict=True)))
+    return json.dumps(found, separators=(",", ":"), ensure_ascii=False)
 
 
 def _read(settings: _Settings) -> Tokenizer:

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from tensorferry.serving.errors import DeclarationError
 
-EMBEDDING, TOKEN_EMBEDDING, RERANK, CLASSIFY = TASKS = ("embedding", "token_embedding", "rerank", "classify")
+TASKS = ("embedding", "token_embedding", "rerank", "classify", "tokenize")
+EMBEDDING, TOKEN_EMBEDDING, RERANK, CLASSIFY, TOKENIZE = TASKS
+# The output of a tokenizer that lists the tokens of each text, as JSON.
+TOKEN_LIST = "token_list"
 MEAN, FIRST, LAST = POOLINGS = ("mean", "first", "last")
 AUTO = "auto"
 

@@ -43,6 +43,7 @@ tokens = pipeline(
     task="token_embedding",
 )
 rank = reranker("rank", tokenizer("tokenizer.json", input=("query", "text")), onnx("rank.onnx"))
+listed = pipeline("listed", tokenizer("tokenizer.json", outputs=["token_list"]), task="tokenize")
 kind = classifier("kind", tokenizer("tokenizer.json"), onnx("kind.onnx"), labels=["a", "b", "c"])
 """
 
@@ -174,6 +175,20 @@ def test_vectors_of_all_tokens(server: ServerProcess, alone: Callable[..., Array
                 np.testing.assert_allclose(given, alone("tokens.onnx", text), atol=1e-5)
 
 
+def test_tokens(server: ServerProcess, folder: Path) -> None:
+    whole = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    whole.no_truncation()
+    # The last text has more tokens than the encoder takes.
+    texts = [*TEXTS, "my food " * 100]
+    answer = post(server, "/tokenize", {"inputs": texts})
+    for tokens, text in zip(answer, texts, strict=True):
+        assert [token["id"] for token in tokens] == whole.encode(text).ids
+        assert [token["text"] for token in tokens[1:-1]] == text.split()
+        assert [text[token["start"] : token["stop"]] for token in tokens[1:-1]] == text.split()
+    plain = post(server, "/models/listed/tokenize", {"inputs": TEXTS[0], "add_special_tokens": False})
+    assert plain == [[token for token in answer[0] if not token["special"]]]
+
+
 def test_json_has_a_bound_for_vectors_of_tokens(server: ServerProcess) -> None:
     # 32 tokens of 384 numbers each.
     status, error = post(server, "/embed_all", {"inputs": ["a " * 30] * 86})
@@ -239,7 +254,7 @@ def test_errors_have_the_form_of_their_path(server: ServerProcess) -> None:
         {"error": "model 'kind' takes single texts, and the request has pairs", "error_type": "Validation"},
     )
     assert post(server, "/v2/models/nothing", None)[0] == 404
-    several = "this path is for a server with one model, but 7 are ready; use /v2/models/NAME/infer"
+    several = "this path is for a server with one model, but 8 are ready; use /v2/models/NAME/infer"
     assert post(server, "/invocations", {"inputs": []}) == (400, {"error": several})
 
 

@@ -33,6 +33,8 @@ from tensorferry.serving.text_tasks import (
     MEAN,
     RERANK,
     TOKEN_EMBEDDING,
+    TOKEN_LIST,
+    TOKENIZE,
     TextHead,
     TextTask,
 )
@@ -117,15 +119,16 @@ def _pooling_in(file: Path) -> str:
 def check_task(name: str, task: TextTask, signature: Signature) -> None:
     """Raise StartError unless a model with this signature can do the task."""
     texts = [spec for spec in signature.inputs if _is(spec, "BYTES", 1) and not spec.binary]
-    wanted = {EMBEDDING: (1,), TOKEN_EMBEDDING: (1,), RERANK: (2,), CLASSIFY: (1, 2)}[task.kind]
+    wanted = {RERANK: (2,), CLASSIFY: (1, 2)}.get(task.kind, (1,))
     if len(texts) != len(signature.inputs) or len(texts) not in wanted:
         raise StartError(
             f"model {name!r} has the task {task.kind!r}, which needs {' or '.join(map(str, wanted))} input(s) STRING[-1], but its "
             f"inputs are {', '.join(map(str, signature.inputs))}; a tokenizer must give all inputs of the encoder"
         )
-    rank = {RERANK: 1, TOKEN_EMBEDDING: 3}.get(task.kind, 2)
-    outputs = [spec for spec in signature.outputs if _is(spec, "FP32", rank)]
-    named = {RERANK: "score", CLASSIFY: "scores"}.get(task.kind)
+    rank = {RERANK: 1, TOKEN_EMBEDDING: 3, TOKENIZE: 1}.get(task.kind, 2)
+    datatype = "BYTES" if task.kind == TOKENIZE else "FP32"
+    outputs = [spec for spec in signature.outputs if _is(spec, datatype, rank)]
+    named = {RERANK: "score", CLASSIFY: "scores", TOKENIZE: TOKEN_LIST}.get(task.kind)
     fitting = [spec for spec in outputs if named in (None, spec.name)]
     masked = any(spec.name == "attention_mask" and _is(spec, "INT64", 2) for spec in signature.outputs)
     if len(fitting) != 1 or (task.kind == TOKEN_EMBEDDING and not masked):
@@ -134,6 +137,7 @@ def check_task(name: str, task: TextTask, signature: Signature) -> None:
             TOKEN_EMBEDDING: "one output FP32[-1, tokens, size] and the output attention_mask, INT64[-1, tokens]",
             RERANK: "an output score, FP32[-1]",
             CLASSIFY: "an output scores, FP32[-1, labels]",
+            TOKENIZE: f"an output {TOKEN_LIST}, STRING[-1]",
         }[task.kind]
         raise StartError(
             f"model {name!r} has the task {task.kind!r}, which needs {output}, but its outputs are "

@@ -311,6 +311,7 @@ _ROUTES = [
         (f"(?:{_NAMED})?/", _text(tei.embed)),
         (_NAMED, _text(tei.embed)),
         (f"(?:{_NAMED})?/predict", _text(tei.predict)),
+        (f"(?:{_NAMED})?/tokenize", _text(tei.tokenize)),
         ("/info", Route("GET", "RepositoryIndex", tei.info, describes=True)),
         (f"(?:/v[12]|{_NAMED})?/rerank", _text(rerank.rerank)),
         ("(?:/v1)?/score", _text(rerank.score)),

@@ -24,7 +24,7 @@ from tensorferry.server.transport.http.text.text_call import (
     check_values,
     names_of,
 )
-from tensorferry.serving.text_tasks import TOKEN_EMBEDDING
+from tensorferry.serving.text_tasks import TOKEN_EMBEDDING, TOKENIZE
 
 Models = Callable[[], Sequence[pb.ModelMetadataResponse]]
 _TOKENS, _MASK = "tokens", "attention_mask"
@@ -44,11 +44,13 @@ class TextForm(NamedTuple):
             decode_raw(raw, DATATYPES[tensor.datatype], tensor.shape)
             for tensor, raw in zip(message.outputs, message.raw_output_contents, strict=True)
         ]
-        check_values(arrays[0], self.labels)
+        values = arrays[0]
+        if self.call.task != TOKENIZE:
+            check_values(values, self.labels)
+            values = values.astype("<f4", copy=False)
         counts = _token_counts(arrays[1]) if arrays[1:] else ()
         # The name by which the client asked, because clients compare it.
         name = self.call.model or message.model_name
-        values = arrays[0].astype("<f4", copy=False)
         return response(200, self.call.answer(TextResult(name, values, counts, self.labels, self.normalized)))
 
 
@@ -122,7 +124,7 @@ class TextRequests:
             return (
                 f"give one as 'model', or in the path, as /models/NAME/embed: {', '.join(map(repr, names))}"
             )
-        if task == TOKEN_EMBEDDING:
+        if task in (TOKEN_EMBEDDING, TOKENIZE):
             return f"declare one by pipeline(..., task={task!r}) of tensorferry.serving"
         return "declare one by embeddings(), reranker() or classifier() of tensorferry.serving"
 

@@ -1,4 +1,4 @@
-"""Endpoints of Hugging Face's Text Embeddings Inference: /embed, /embed_all, /predict and /info."""
+"""Endpoints of Hugging Face's Text Embeddings Inference: /embed, /embed_all, /tokenize, /predict and /info."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ from tensorferry.server.transport.http.text.text_call import (
     texts_in,
     vectors_as_json,
 )
-from tensorferry.serving.text_tasks import CLASSIFY, EMBEDDING, RERANK, TOKEN_EMBEDDING
+from tensorferry.serving.text_tasks import (
+    CLASSIFY,
+    EMBEDDING,
+    RERANK,
+    TOKEN_EMBEDDING,
+    TOKEN_LIST,
+    TOKENIZE,
+)
 
 # By task. The form of TEI's model types.
 _TYPES: Mapping[str, str] = {
@@ -39,6 +46,20 @@ def embed(fields: Fields) -> TextCall:
     normalize = None if fields.get("normalize") is None else flag_in(fields, "normalize")
     answer = partial(_vectors, dimensions=number_in(fields, "dimensions"), normalize=normalize)
     return TextCall(EMBEDDING, model_in(fields), (_texts(fields),), answer)
+
+
+def tokenize(fields: Fields) -> TextCall:
+    """Parse a call of /tokenize, which is answered with the tokens of each text."""
+    special = fields.get("add_special_tokens") is None or flag_in(fields, "add_special_tokens")
+    answer = partial(_tokens, special=special)
+    return TextCall(TOKENIZE, model_in(fields), (_texts(fields),), answer, TOKEN_LIST)
+
+
+def _tokens(result: TextResult, *, special: bool) -> bytes:
+    lists = [each if isinstance(each, bytes) else each.encode() for each in result.values]
+    if not special:
+        lists = [dumps([token for token in json.loads(tokens) if not token["special"]]) for tokens in lists]
+    return b"[" + b",".join(lists) + b"]"
 
 
 def embed_all(fields: Fields) -> TextCall:
@@ -119,7 +140,7 @@ def _classes(result: TextResult, *, one: bool) -> bytes:
 
 def info(found: Sequence[pb.ModelMetadataResponse], parts: Mapping[str, str]) -> bytes:
     """Answer with what is known of the only model with a task; 404 without one, or with several."""
-    models = [model for model in found if "task" in model.properties]
+    models = [model for model in found if model.properties.get("task") in _TYPES]
     if len(models) != 1:
         raise HttpError(
             404, f"the server has {len(models)} models for texts, and /info describes the only one"

@@ -25,13 +25,13 @@ _TOKEN_IDS = (
 class TextResult(NamedTuple):
     """What a model gave for the texts of a call, in their order.
 
-    `values` are FP32: vectors, vectors of tokens, scores or scores of classes, one row a text. `counts` has the number of tokens
-    of each text; it is empty if the model does not say. `labels` are the names of classes. `normalized` is true if the
+    `values` are FP32: vectors, vectors of tokens, scores or scores of classes, one row a text; of the task "tokenize", a list
+    in JSON for each text, as bytes. `counts` has the number of tokens of each text; it is empty if the model does not say. `labels` are the names of classes. `normalized` is true if the
     model scales its vectors to length 1.
     """
 
     model: str
-    values: npt.NDArray[np.float32]
+    values: npt.NDArray[Any]
     counts: Sequence[int]
     labels: Sequence[str]
     normalized: bool
