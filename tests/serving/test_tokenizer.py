@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorferry.serving import STRING, DeclarationError, FunctionModel, RowPadding, tokenizer
+from tensorferry.serving import STRING, DeclarationError, FunctionModel, InvalidInput, RowPadding, tokenizer
 
 pytest.importorskip("tokenizers", reason="needs the package tokenizers")
 from tokenizers import AddedToken, Tokenizer
@@ -93,6 +93,8 @@ def test_a_list_has_all_tokens_with_the_positions_of_their_bytes(tmp_path: Path)
     assert plain == [(4, "a", 0, 1), (5, "cat", 2, 5), (6, "sat", 7, 10), (7, "here", 11, 15)]
     plain = [tuple(token[name] for name in ("id", "text", "start", "stop")) for token in other[1:-1]]
     assert plain == [(1, "é", 0, 2), (5, "cat", 3, 6), (1, "猫", 7, 10), (4, "a", 11, 12)]
+    with pytest.raises(InvalidInput, match="tokens are listed of whole texts only: send shorter texts"):
+        loaded(declared)(text=texts("a " * 20_000))
 
 
 @pytest.mark.parametrize(

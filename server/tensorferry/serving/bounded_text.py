@@ -49,8 +49,12 @@ class BoundedTokenizer:
     last word of the part are then those of the whole text. They are enough if they fill the row.
     """
 
-    def __init__(self, tokenizer: Tokenizer, inputs: Sequence[str]) -> None:
-        """`inputs` has the names of one input, or of the two of a tokenizer of pairs."""
+    def __init__(self, tokenizer: Tokenizer, inputs: Sequence[str], *, lists: bool = False) -> None:
+        """`inputs` has the names of one input, or of the two of a tokenizer of pairs.
+
+        If it `lists` tokens, it is one without truncation, and encodings have the positions of the tokens in the text.
+        """
+        self._lists = lists
         self._tokenizer = tokenizer
         self._inputs = tuple(inputs)
         self._kept = tokenizer.truncation["max_length"] if tokenizer.truncation else 0
@@ -67,12 +71,10 @@ class BoundedTokenizer:
         # If both texts of a pair are too long, the longer one keeps the odd token.
         self._compares = pairs and (self._kept - special) % 2 == 1
 
-    def encode(self, columns: Sequence[list[str]], *, positions: bool = False) -> Iterator[Encoding]:
-        """Yield the encoding of each row, given the texts of each input. InvalidInput for a text above the bound.
-
-        Only with `positions` does it have the positions of the tokens in the text, which take time.
-        """
-        encode = self._tokenizer.encode_batch if positions else self._tokenizer.encode_batch_fast
+    def encode(self, columns: Sequence[list[str]]) -> Iterator[Encoding]:
+        """Yield the encoding of each row, given the texts of each input. InvalidInput for a text above the bound."""
+        # "fast" leaves out the positions of the tokens in the text.
+        encode = self._tokenizer.encode_batch if self._lists else self._tokenizer.encode_batch_fast
         at_once = _ROWS_AT_ONCE[len(columns)]
         for first in range(0, len(columns[0]), at_once):
             parts = [
@@ -94,12 +96,15 @@ class BoundedTokenizer:
                     found[row] = part
         longest = max(map(len, found), default=0)
         if longest > self.most_characters:
-            why = (
-                f"those do not give the {self._kept} tokens that it keeps of a longer one: send shorter texts, or texts with "
-                "fewer blanks and shorter words"
-                if self._sizes
-                else "it cannot cut a longer one: send shorter texts, or declare tokenizer(..., max_length=N) with a larger N"
-            )
+            if self._lists:
+                why = "tokens are listed of whole texts only: send shorter texts"
+            elif self._sizes:
+                why = (
+                    f"those do not give the {self._kept} tokens that it keeps of a longer one: send shorter texts, or texts "
+                    "with fewer blanks and shorter words"
+                )
+            else:
+                why = "it cannot cut a longer one: send shorter texts, or declare tokenizer(..., max_length=N) with a larger N"
             raise InvalidInput(
                 f"input {name!r} has a text of {longest} characters; this tokenizer reads at most {self.most_characters} of a "
                 f"text, and {why}"

@@ -161,7 +161,7 @@ class _FileTokenizer:
         read.no_padding()
         if self._settings.lists:
             read.no_truncation()
-        self._tokenizer = BoundedTokenizer(read, self._settings.inputs)
+        self._tokenizer = BoundedTokenizer(read, self._settings.inputs, lists=self._settings.lists)
 
     def __call__(self, /, **texts: npt.NDArray[np.object_]) -> dict[str, Any]:
         """Return one array a row for each output, or an array of texts for lists. Call `load` once before."""
@@ -169,7 +169,7 @@ class _FileTokenizer:
             raise RuntimeError(f"tokenizer {self._settings.name!r} is not loaded; call load() before")
         columns = [texts[name].tolist() for name in self._settings.inputs]
         if self._settings.lists:
-            encodings = self._tokenizer.encode(columns, positions=True)
+            encodings = self._tokenizer.encode(columns)
             return {TOKEN_LIST: np.array(list(map(_token_list, columns[0], encodings)), object)}
         rows: dict[str, _Rows] = {output: [] for output in self._settings.outputs}
         for encoding in self._tokenizer.encode(columns):
