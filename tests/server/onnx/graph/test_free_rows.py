@@ -59,6 +59,12 @@ CONSTANTS = {
     "two_heads": i64(4, 2, 4),
     "steps_first": i64(4, 1, 3),
     "yes": np.array(True),
+    "merged": i64(2, 4, 4),
+    "apart": i64(1, 2, 4, 4),
+    "positions": weights(2, 4, 4),
+    "columns": np.random.default_rng(0).integers(0, 4, (2, 4, 4)),
+    "second": i64(2),
+    "two_rows": i64(2, 8),
 }
 
 _LSTM = " => (float[1, 8] y) { steps, last = LSTM <hidden_size = 8> (x, w, r, b) y = Squeeze (last, zero) }"
@@ -75,6 +81,7 @@ TRAPS = {
     "constant state of one row": "g (float[5, 1, 4] x)" + _LSTM.replace("r, b)", "r, b, , state, state)"),
     "rows on axis 1 of a fixed sequence": "g (float[5, 1, 4] x)" + _LSTM,
     "sequence of length 1 on axis 0": "g (float[1, 1, 4] x)" + _LSTM,
+    "a row expanded to two": "g (float[1, 8] x) => (float[2, 8] y) { y = Expand (x, two_rows) }",
     "output without rows": "g (float[1, 8] x) => (float[1, 1] y) { y = ReduceSum <keepdims = 1> (x) }",
     "rows compared with each other": "g (float[1, 8] x) => (float[1, 1] y) "
     "{ t = Transpose <perm = [1, 0]> (x) y = MatMul (x, t) }",
@@ -112,6 +119,12 @@ FREE = {
     "{ c = Conv (x, kernel) f = Reshape (c, target) y = MatMul (f, dense) }",
     "elements of merged rows": "g (float[1, 4, 8] x) => (float[1, 3, 8] y) "
     "{ f = Reshape (x, flat) y = Gather (f, picked) }",
+    "positions of heads, as DeBERTa has them": "g (float[1, 4, 8] x) => (float[1, 2, 4, 4] y) { h = Reshape (x, heads) "
+    "t = Transpose <perm = [0, 2, 1, 3]> (h) m = Reshape (t, merged) a = MatMul (m, positions) "
+    "e = GatherElements <axis = 2> (a, columns) y = Reshape (e, apart) }",
+    "sums of windows, expanded": "g (float[1, 4, 8] x) => (float[1, 2, 4, 4] y) { h = Reshape (x, heads) "
+    "t = Transpose <perm = [0, 2, 1, 3]> (h) m = Reshape (t, merged) s = ReduceSum <keepdims = 1> (m, second) "
+    "e = Expand (s, merged) d = Sub (m, e) y = Reshape (d, apart) }",
     "mask at pairs of indices": "g (float[1, 4, 8] x) => (float[1, 3, 8] y) { y = GatherND (x, of_the_row) }",
     "two inputs": "g (float[1, 3] x, float[1, 3] z) => (float[1, 3] y) { y = Add (x, z) }",
     "target with the number of rows": "g (float[1, 4, 2, 4] x) => (float[1, 32] y) { s = Shape <start = 0, end = 1> (x) "

@@ -50,7 +50,7 @@ class MovedAxis:
 
 @dataclass(frozen=True, slots=True)
 class NewTarget:
-    """A Reshape gets a new target.
+    """A Reshape, or an Expand, gets a new target.
 
     It is empty if only its leading 1 becomes 0, which copies the size of the input's first axis; its other sizes are computed.
     """
@@ -83,8 +83,8 @@ class GatherInBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpandedInput:
-    """An input that is the same for all rows is repeated for each, along an axis of size 1.
+class RepeatedInput:
+    """An input that is the same for all rows is repeated for each, along an axis.
 
     `number` is the input's, and `rank` its number of axes.
     """
@@ -95,7 +95,7 @@ class ExpandedInput:
     rank: int
 
 
-NodeChange = NewTarget | NewSizes | GatherInRows | GatherInBatch | ExpandedInput
+NodeChange = NewTarget | NewSizes | GatherInRows | GatherInBatch | RepeatedInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def _apply(model: onnx.ModelProto, freed: FreedRows) -> None:
     changes: dict[str, list[NodeChange]] = {}
     for change in freed.nodes:
         changes.setdefault(change.node, []).append(change)
-    counts_rows = any(isinstance(change, NewSizes | ExpandedInput) for change in freed.nodes)
+    counts_rows = any(isinstance(change, NewSizes | RepeatedInput) for change in freed.nodes)
     nodes = list(_count_rows(graph, freed.inputs[0])) if counts_rows else []
     for node in graph.node:
         for change in changes.get(node.output[0], ()) if node.output else ():
@@ -221,8 +221,8 @@ def _changed(graph: onnx.GraphProto, node: onnx.NodeProto, change: NodeChange) -
             return _gather_in_rows(graph, node, change.row)
         case GatherInBatch():
             return [_gather_in_batch(graph, node)]
-        case ExpandedInput():
-            return _expand(graph, node, change)
+        case RepeatedInput():
+            return _repeat(graph, node, change)
 
 
 def _move(graph: onnx.GraphProto, value: onnx.ValueInfoProto, moved: MovedAxis, *, is_input: bool) -> None:
@@ -295,7 +295,7 @@ def _forget_shapes(graph: onnx.GraphProto, *, nested: bool) -> None:
 def _retarget(
     graph: onnx.GraphProto, node: onnx.NodeProto, target: Sequence[int]
 ) -> Iterable[onnx.NodeProto]:
-    """Give a Reshape a new target; return the nodes that compute it, if its sizes are computed."""
+    """Give a Reshape or an Expand a new target; return the nodes that compute it, if its sizes are computed."""
     name = f"{node.output[0]}:rows"
     computed, node.input[1] = node.input[1], name
     # 0 copies a size only without it.
@@ -338,14 +338,14 @@ def _sizes(graph: onnx.GraphProto, name: str, sizes: Sequence[int]) -> onnx.Node
     return helper.make_node("Concat", [before, _ROWS, behind], [name], axis=0, name=name)
 
 
-def _expand(graph: onnx.GraphProto, node: onnx.NodeProto, change: ExpandedInput) -> Iterable[onnx.NodeProto]:
+def _repeat(graph: onnx.GraphProto, node: onnx.NodeProto, change: RepeatedInput) -> Iterable[onnx.NodeProto]:
     """Repeat an input of a node for each row; return the nodes that do so."""
     name = f"{change.node}:input{change.number}"
     own, node.input[change.number] = node.input[change.number], name
     sizes = [0 if axis == change.axis else 1 for axis in range(change.rank)]
     return [
-        _sizes(graph, f"{name}:shape", sizes),
-        helper.make_node("Expand", [own, f"{name}:shape"], [name], name=name),
+        _sizes(graph, f"{name}:repeats", sizes),
+        helper.make_node("Tile", [own, f"{name}:repeats"], [name], name=name),
     ]
 
 

@@ -13,12 +13,12 @@ from onnx import helper
 from tensorferry.server.onnx.graph.bodies import Scope
 from tensorferry.server.onnx.graph.graph_walk import GraphWalk
 from tensorferry.server.onnx.graph.rewriting.changes import (
-    ExpandedInput,
     GatherInBatch,
     GatherInRows,
     NewSizes,
     NewTarget,
     NodeChange,
+    RepeatedInput,
 )
 from tensorferry.server.onnx.graph.sizes import NUMBER_OF_ROWS, Product, fixed, product
 from tensorferry.server.onnx.graph.values import RowAxis, Value, of_content, vector_of
@@ -29,7 +29,7 @@ _SLICE_WITH_INPUTS, _EXPAND, _BATCH_DIMS = 10, 8, 12
 # The batch axes of inputs that an operator does not broadcast, by their numbers.
 _BATCH_AXES: Mapping[str, Mapping[int, int]] = {
     "GRU": {5: 1},
-    "GatherElements": {0: 0},
+    "GatherElements": {0: 0, 1: 0},
     "GridSample": {1: 0},
     "LSTM": {5: 1, 6: 1},
     "RNN": {5: 1},
@@ -43,7 +43,7 @@ class ChangingWalk(GraphWalk):
 
     - A Reshape of rows on axis 0 whose target begins with 1 gets the number of rows there. In another constant target, the
       rows multiply one size: 4 heads of one row become 4 * rows.
-    - A Resize to constant sizes gets the number of rows among them.
+    - A Resize to constant sizes gets the number of rows among them. An Expand to constant sizes keeps that of the rows' axis.
     - A Gather from merged rows, at indices that are the same for all, gathers from each row. A GatherND, whose indices on the
       batch axis can only be those of the one row, has rows of indices in their place.
     - An input that is the same for all rows is repeated for each, if the operator does not broadcast it.
@@ -68,8 +68,13 @@ class ChangingWalk(GraphWalk):
             return [self._reshaped(node, scope, target)]
         made = super()._node(node, scope)
         if self._fixes and made[0].problems and self._opset >= _EXPAND:
-            changes = {"Resize": self._resized, "Gather": self._gathered, "GatherND": self._gathered_nd}
-            return changes.get(node.op_type, self._with_expanded_inputs)(node, scope) or made
+            changes = {
+                "Expand": self._expanded,
+                "Gather": self._gathered,
+                "GatherND": self._gathered_nd,
+                "Resize": self._resized,
+            }
+            return changes.get(node.op_type, self._with_repeated_inputs)(node, scope) or made
         return made
 
     def _target(self, node: onnx.NodeProto, scope: Scope) -> list[Any] | None:
@@ -131,6 +136,34 @@ class ChangingWalk(GraphWalk):
         self.changes.append(NewSizes(node.output[0], (*numbers[:axis], 0, *numbers[axis + 1 :])))
         return [made]
 
+    def _expanded(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value] | None:
+        """Return what an Expand makes that keeps the size of the rows' axis; None if it does something else."""
+        value, target = (scope.get(name) for name in node.input)
+        if (
+            value is None
+            or value.rows is None
+            or value.rank is None
+            or target is None
+            or target.content is None
+        ):
+            return None
+        sizes = list(target.content.flat)
+        # Axes are aligned from the last one.
+        at = len(sizes) - value.rank + value.rows.axis
+        if (
+            at < 0
+            or len(fixed(sizes)) != len(sizes)
+            or sizes[at] != product(value.rows.outer, value.rows.inner)
+        ):
+            return None
+        # An axis of size 1 in the target does not change the input's.
+        sizes[at] = 1
+        made = self._with_sizes(node, scope, 1, sizes)
+        if made.problems:
+            return None
+        self.changes.append(NewTarget(node.output[0], tuple(sizes)))
+        return [made]
+
     def _gathered(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value] | None:
         """Return what a Gather from merged rows makes of each row; None if it does something else."""
         data, indices = (scope.get(name) for name in node.input)
@@ -168,7 +201,7 @@ class ChangingWalk(GraphWalk):
             return None
         self.changes += [
             GatherInBatch(node.output[0]),
-            ExpandedInput(node.output[0], 1, 0, len(indices.shape)),
+            RepeatedInput(node.output[0], 1, 0, len(indices.shape)),
         ]
         return made
 
@@ -181,37 +214,40 @@ class ChangingWalk(GraphWalk):
         (made,) = super()._node(changed, ChainMap({node.input[number]: content}, dict(scope)))
         return made
 
-    def _with_expanded_inputs(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value] | None:
+    def _with_repeated_inputs(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value] | None:
         """Return what a node makes of inputs that are repeated for each row; None if that does not help."""
         changed = onnx.NodeProto.FromString(node.SerializeToString())
         inputs = [scope.get(name) if name else None for name in node.input]
-        around, expanded = dict(scope), []
+        around, repeated = dict(scope), []
         for number, axis in self._batch_axes(node, inputs).items():
             value = inputs[number] if number < len(inputs) else None
-            if (
-                value is None
-                or not value.is_free
-                or value.shape is None
-                or value.shape[axis : axis + 1] != (1,)
-            ):
+            if value is None or not value.is_free or value.shape is None:
                 continue
-            sizes = (*value.shape[:axis], NUMBER_OF_ROWS, *value.shape[axis + 1 :])
+            size = value.shape[axis] if 0 <= axis < len(value.shape) else 0
+            if not isinstance(size, int) or not size:
+                continue
+            sizes = (*value.shape[:axis], product(NUMBER_OF_ROWS, size), *value.shape[axis + 1 :])
+            rows = RowAxis(axis, 1, size)
             changed.input[number] = f"{node.output[0]}:input{number}"
-            around[changed.input[number]] = Value(sizes, RowAxis(axis), value_dependent=value.value_dependent)
-            expanded.append(ExpandedInput(node.output[0], number, axis, len(sizes)))
-        made = super()._node(changed, around) if expanded else ()
+            around[changed.input[number]] = Value(sizes, rows, value_dependent=value.value_dependent)
+            repeated.append(RepeatedInput(node.output[0], number, axis, len(sizes)))
+        made = super()._node(changed, around) if repeated else ()
         if not made or made[0].problems:
             return None
-        self.changes += expanded
+        self.changes += repeated
         return made
 
     def _batch_axes(self, node: onnx.NodeProto, inputs: Sequence[Value | None]) -> Mapping[int, int]:
         """Return the axes on which inputs of a node must have rows, by their numbers."""
-        if node.op_type == "Concat":
-            rows = next(
-                (value.rows for value in inputs if value is not None and value.rows is not None), None
-            )
-            return {} if rows is None else dict.fromkeys(range(len(inputs)), rows.axis)
+        with_rows = next((value for value in inputs if value is not None and value.rows is not None), None)
+        if with_rows is not None and with_rows.rows is not None and with_rows.rank is not None:
+            if node.op_type == "Concat":
+                return dict.fromkeys(range(len(inputs)), with_rows.rows.axis)
+            if node.op_type == "MatMul":
+                # Axes are aligned from the last one.
+                behind = with_rows.rank - with_rows.rows.axis
+                ranks = [0 if value is None or value.rank is None else value.rank for value in inputs]
+                return {number: rank - behind for number, rank in enumerate(ranks)}
         return {} if self.attributes(node).get("layout", 0) else _BATCH_AXES.get(node.op_type, {})
 
 
