@@ -30,6 +30,13 @@ SEPARATE = {
         f"z {_C}[0]> () o {_C}[1]> () n = Slice (s, z, o) one {_C}[1, 1]> () r = Concat <axis = 0> (n, one) "
         f"w = Tile (k, r) h {_C}[-1, 2, 3]> () m = Reshape (x, h) a = MatMul (w, m) b {_C}[-1, 3, 4]> () y = Reshape (a, b)"
     ),
+    "halves of a constant": f"c {_C}[4, 1, 2, 3]> () a, b = Split <axis = 0, num_outputs = 2> (c) k = Cast <to = 1> (b) "
+    "n = ReduceSum <keepdims = 0> (k) y = Mul (x, n)",
+    "a target of a constant's half": f"c {_C}[9, 9, 9, 0, 4, 3]> () a, b = Split <axis = 0, num_outputs = 2> (c) y = Reshape (x, b)",
+    "each row turned round up to its own length": "n = ArgMax <axis = 1, keepdims = 0> (x) "
+    "o = Constant <value_ints = [1]> () m = ReduceMax <keepdims = 0> (n, o) l = Add (m, o) "
+    "y = ReverseSequence <batch_axis = 0, time_axis = 1> (x, l)",
+    "elements put into each row": "i = ArgMax <axis = 2> (x) f = Cast <to = 1> (i) y = ScatterElements <axis = 2> (x, i, f)",
     "a scalar of a constant": "c = Constant <value_float = 2.0> () y = Mul (x, c)",
     "a sum of products": 'y = Einsum <equation = "bij,bkj->bik"> (x, x)',
     "a shape from the number of rows": f"s = Shape (x) o = ConstantOfShape (s) y = Add (x, o) z {_C}[1]> ()",
@@ -70,6 +77,8 @@ MIXED = {
 UNKNOWN = {
     "a custom operator": ("y = com.acme.Foo (x)", "com.acme.Foo y is an operator that cannot be analysed"),
     "a custom operator with a graph that reads rows": ("k = Constant <value_float = 1.0> () f = com.acme.Foo <body = g () => (z) { z = Relu (x) }> (k) y = Add (x, f)", "com.acme.Foo f is an operator that cannot be analysed"),
+    "lengths that have no rows": (f"l {_C}[2, 2, 2]> () y = ReverseSequence <batch_axis = 0, time_axis = 1> (x, l)", "ReverseSequence y takes lengths that have no rows"),
+    "elements of rows put among others": (f"i {_C}[0]> () j = Reshape (i, t) t {_C}[1, 1, 1]> () u = Cast <to = 1> (j) y = ScatterElements <axis = 2> (x, j, u)", "ScatterElements y puts elements of rows among elements that have none"),
     "a size that depends on values": ("n = NonZero (x) y = Cast <to = 1> (n)", "NonZero n computes a shape that depends on the rows' values"),
     "squeezed without axes": ("y = Squeeze (x)", "Squeeze y removes the batch axis if there is one row"),
     "a zero point for each column, if rows are columns": (f"o {_C}[1]> () m = ReduceMax <keepdims = 0> (x, o) t = Transpose <perm = [1, 0]> (m) "
