@@ -101,9 +101,11 @@ def main() -> None:
         results["models"].append(found)
         arrived()
     if not arguments.quick and not only:
-        results["together"] = ready_together(
-            spread, [(references[model.name], model.path(arguments.files, cache)) for model in models]
-        )
+        served = [(references[model.name], model.path(arguments.files, cache)) for model in models]
+        try:
+            results["together"] = ready_together(spread, served)
+        except VisitError as error:
+            results["failures"].append(_failure("all in one server", error))
         arrived()
     batched = [
         found["name"]

@@ -30,7 +30,8 @@ class HeldTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def numpy(self) -> Array:
-        """Return a copy in the host's memory."""
+        """Return a copy in the host's memory. Each subclass has its own."""
+        # Not an ABC: each batch asks of all its parts whether they are one, and `isinstance` of an ABC is slow.
         raise NotImplementedError
 
 

@@ -84,10 +84,6 @@ def test_without_device_memory_states_pass_through_the_host(
         assert _y([_send(model, 1, 1)]) == [total]
 
 
-def _tensor(data: Any) -> Tensor:
-    return Tensor(np.dtype(np.float32), (1, _WIDTH), data)
-
-
 def _run(session: Session, past: Sequence[Any], x: Sequence[float]) -> Mapping[str, Any]:
     steps, dtype, rows = session.staged, np.dtype(np.float32), len(x)
     assert steps is not None

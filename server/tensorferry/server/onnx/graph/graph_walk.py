@@ -322,7 +322,7 @@ def _apply(found: Operator, node: Node) -> Sequence[Value]:
         raise MixesRows("combines one row with another")
     made = found.rule(node)
     values = [made] * node.outputs if isinstance(made, Value) else made
-    # Copies of values are the largest part of the walk's time.
+    # Unchanged without need, because copies of values take much of the walk's time.
     if found.shape_only or not (depends_on_row_count or iterations or picked):
         return values
     return [

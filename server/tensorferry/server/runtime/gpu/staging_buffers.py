@@ -86,7 +86,7 @@ class BatchLayout:
     rows: int | None
 
 
-_NO_LAYOUT = BatchLayout(TensorLayout((), (), (), 0, 0), (), None)
+_NO_LAYOUT = BatchLayout(TensorLayout((), (), (), 0), (), None)
 
 
 class StagedBatch(dict[str, Any]):

@@ -39,13 +39,12 @@ class TensorPlacement:
 class TensorLayout:
     """Placements of a batch's tensors. `unknown` lists the outputs whose shapes are known only after the run.
 
-    The inputs take the first `input_bytes` of the block, inputs and outputs together `nbytes`.
+    Inputs and outputs together take the first `nbytes` of the block.
     """
 
     inputs: tuple[TensorPlacement, ...]
     outputs: tuple[TensorPlacement, ...]
     unknown: tuple[TensorSpec, ...]
-    input_bytes: int
     nbytes: int
 
 
@@ -61,7 +60,6 @@ def tensor_layout_for(
     for spec in signature.inputs:
         inputs.append(TensorPlacement(spec, shapes[spec.name], offset))
         offset += aligned(inputs[-1].nbytes)
-    input_bytes = offset
     named = signature.named_lengths(place.shape for place in inputs)
     known, unknown = [], []
     for spec in signature.outputs:
@@ -72,7 +70,7 @@ def tensor_layout_for(
             continue
         known.append(TensorPlacement(spec, shape, offset))
         offset += aligned(known[-1].nbytes)
-    return TensorLayout(tuple(inputs), tuple(known), tuple(unknown), input_bytes, offset)
+    return TensorLayout(tuple(inputs), tuple(known), tuple(unknown), offset)
 
 
 def ranges_of(places: Iterable[TensorPlacement]) -> list[tuple[int, int]]:

@@ -25,9 +25,9 @@ _TOKEN_IDS = (
 class TextResult(NamedTuple):
     """What a model gave for the texts of a call, in their order.
 
-    `values` are FP32: vectors, vectors of tokens, scores or scores of classes, one row a text; of the task "tokenize", a list
-    in JSON for each text, as bytes. `counts` has the number of tokens of each text; it is empty if the model does not say. `labels` are the names of classes. `normalized` is true if the
-    model scales its vectors to length 1.
+    `values` are FP32: vectors, vectors of tokens, scores or scores of classes, one row a text. Those of the task "tokenize" are
+    lists in JSON, one a text. `counts` has the number of tokens of each text; it is empty if the model does not say. `labels`
+    are the names of classes. `normalized` is true if the model scales its vectors to length 1.
     """
 
     model: str
