@@ -31,7 +31,7 @@ def measured(step: Step, rate: int, latency: float, failures: int = 0, *, server
         latencies = [latency * chance.lognormvariate(0, 0.4) for _ in range(number)]
         failed = {"RESOURCE_EXHAUSTED": (failures, HOSTILE), "INTERNAL": (1, "x")} if failures else {}
         lags, cpu = [2e-4] * bool(step.rate), 0.95 if failures else 0.3
-        result.add([Tally(latencies, 2 * number, lags, failed, seconds=1.0, cpu=cpu)])
+        result.add([Tally(latencies, number, 2 * number, lags, failed, seconds=1.0, cpu=cpu)])
     return result
 
 

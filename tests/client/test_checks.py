@@ -64,6 +64,8 @@ def test_a_misfit_says_expected_received_and_change(
         ("FP32", [0.1, float("inf")], np.array([0.1, np.inf], np.float32)),
         ("FP16", (1, 2), np.array([1, 2], np.float16)),
         ("BF16", [0.1, 2.5], np.array([0.1, 2.5], ml_dtypes.bfloat16)),
+        ("BF16", [ml_dtypes.bfloat16(2.5)], np.array([2.5], ml_dtypes.bfloat16)),
+        ("INT8", [ml_dtypes.bfloat16(2)], np.array([2], np.int8)),
         ("FP64", [2**60, 1], np.array([2.0**60, 1])),
         ("INT8", [-128, 127], np.array([-128, 127], np.int8)),
         ("INT64", [1.0, 2.0], np.array([1, 2], np.int64)),

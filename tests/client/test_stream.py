@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
+import threading
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
@@ -220,6 +221,43 @@ def test_unanswered_requests_of_a_finished_stream_are_an_error(
     assert ids(results) == ["r2", "!r0", "!r1"]
 
 
+def only_one(requests: Requests, context: Context) -> Answers:
+    yield streamed(next(requests))
+
+
+NOT_ALL = "the server ended the stream and did not wait for all requests"
+
+
+def test_a_stream_that_ends_before_all_requests_were_sent_is_an_error(
+    server: ScriptedServer, client: InferenceClient
+) -> None:
+    raised = threading.Event()
+
+    def source() -> Iterator[StreamRequest]:
+        yield from rows(1)
+        raised.wait(30)
+
+    server.servicer.stream = only_one
+    results: list[Any] = []
+    with pytest.raises(InferenceError, match=NOT_ALL):
+        _collect(client.stream("row", source(), on_error="yield"), results)
+    raised.set()
+    assert ids(results) == ["r0"]
+
+
+async def test_asyncio_says_so_too(server: ScriptedServer, aclient: aio.InferenceClient) -> None:
+    async def source() -> AsyncIterator[StreamRequest]:
+        for request in rows(1):
+            yield request
+        await asyncio.Event().wait()
+
+    server.servicer.stream = only_one
+    outcomes = aclient.stream("row", source())
+    assert (await anext(outcomes)).id == "r0"
+    with pytest.raises(InferenceError, match=NOT_ALL):
+        await anext(outcomes)
+
+
 def test_a_timeout_is_that_of_the_stream(servicer: ScriptedServicer, stream: Streams) -> None:
     hang = Hang()
     servicer.stream = hang.stream
@@ -340,13 +378,19 @@ def test_a_call_that_ends_while_requests_are_sent_says_why(
         assert caught.value.retry_after == 0.002
 
 
+def test_results_can_be_found_in_collections() -> None:
+    one, other = (InferenceResult("m", "1", "", {}, {"x": np.zeros(2)}) for _ in range(2))
+    assert [one, other].index(other) == 1
+    assert {one, one, other} == {other, one}
+
+
 def test_a_result_without_outputs_is_a_result() -> None:
     in_flight = InFlight(2, ordered=True)
     for request_id in ("answered", "open"):
         in_flight.add(request_id)
     result = InferenceResult("m", "1", "answered", {}, {})
     in_flight.settle("answered", result)
-    taken, _ = in_flight.end(InferenceError(grpc.StatusCode.INTERNAL, "broken"))
+    taken, _ = in_flight.end(InferenceError(grpc.StatusCode.INTERNAL, "broken"), all_sent=False)
     (answered, _), (unanswered, _) = taken
     assert answered is result
     assert isinstance(unanswered, Internal)

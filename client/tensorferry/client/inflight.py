@@ -102,13 +102,20 @@ class InFlight:
         if not self._ordered:
             self._done.append(request_id)
 
-    def end(self, broken: InferenceError | None) -> tuple[list[Taken], InferenceError | None]:
+    def end(
+        self, broken: InferenceError | None, *, all_sent: bool
+    ) -> tuple[list[Taken], InferenceError | None]:
         """End the stream: return the outcomes not yet taken, and the error of the call, None for none.
 
-        Unanswered requests get an error like it. Without an error of the call, they are one themselves.
+        Unanswered requests get an error like it. Without an error of the call, they are one themselves, as are requests that
+        were not sent.
         """
-        if broken is None and self._awaited:
+        text = None
+        if self._awaited:
             text = f"the server ended the stream and left {self._awaited} requests unanswered"
+        elif not all_sent:
+            text = "the server ended the stream and did not wait for all requests"
+        if broken is None and text is not None:
             broken = errors.of_code(grpc.StatusCode.UNKNOWN, text)
         if broken is None:
             return [], None

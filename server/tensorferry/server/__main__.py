@@ -45,6 +45,7 @@ def _unknown(command: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit code; 2 if it does not exist."""
     open_missing()
+    code = 0
     try:
         code = _run(argv)
         # None if the process was started without one.
@@ -53,7 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of the output has exited, as `head` does.
         discard_output()
-        return 0
     return code
 
 

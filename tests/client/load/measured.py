@@ -21,7 +21,9 @@ def tally(
     lags: Sequence[float] = (),
     failures: Mapping[str, tuple[int, str]] | None = None,
 ) -> Tally:
-    return Tally([*latencies], len(latencies), [*lags], dict(failures or {}), seconds, cpu, waited)
+    """Return a tally; without seconds its answers came after the measurement."""
+    arrived = len(latencies) if seconds else 0
+    return Tally([*latencies], arrived, arrived, [*lags], dict(failures or {}), seconds, cpu, waited)
 
 
 def measured(*tallies: Tally, step: Step = EIGHT, server: ServerSide | None = None) -> StepResult:

@@ -182,6 +182,23 @@ def test_the_largest_rate_with_a_condition(
     assert "495 per second: rate>500 is not met: it is 495/s" in capsys.readouterr().err
 
 
+def test_a_load_that_fails_loses_no_result_before_it(
+    server: ScriptedServer, load: Load, tmp_path: Path, capsys: Output
+) -> None:
+    def run_step(step: Step) -> StepResult:
+        if step.concurrency == 2:
+            raise LoadError("no connection")
+        return measured(tally(0.001), step=step)
+
+    load(run_step)
+    path = tmp_path / "results.json"
+    assert bench.main([server.target, "row", "--concurrency", "1,2", "--json", str(path)]) == 1
+    assert [step["concurrency"] for step in json.loads(path.read_text())["steps"]] == [1]
+    captured = capsys.readouterr()
+    assert captured.err == "tensorferry bench: no connection\n"
+    assert "1 in flight" in captured.out
+
+
 @pytest.mark.parametrize("words", [["--rate", "50"], ["--find-rate", "p99<10ms"]])
 def test_no_answer_at_all_is_a_failure(
     server: ScriptedServer, load: Load, capsys: Output, words: list[str]

@@ -74,6 +74,27 @@ def test_requests_of_a_stream_have_ids_of_their_own(
     assert server.metadata_of("ModelStreamInfer")["x-key"] == "a"
 
 
+def test_a_request_of_a_stream_ends_with_its_last_answer(
+    server: ScriptedServer, stream: Calls, ends: Ends
+) -> None:
+    def answer(
+        requests: Iterator[pb.ModelInferRequest], context: Context
+    ) -> Iterator[pb.ModelStreamInferResponse]:
+        first, second = next(requests), next(requests)
+        for request, final in ((first, False), (second, False), (first, True)):
+            several = streamed(request)
+            several.infer_response.parameters["triton_final_response"].bool_param = final
+            yield several
+        yield failed(second.id, "after the first answer", "INTERNAL")
+        next(requests, None)
+
+    server.servicer.stream = answer
+    stream.start(BODY, ends.put)
+    stream.start(BODY, ends.put)
+    assert ends.next() is None
+    assert ends.next() == ("INTERNAL", "after the first answer")
+
+
 def test_a_broken_stream_fails_its_requests_and_the_next_opens_another(
     server: ScriptedServer, stream: Calls, ends: Ends
 ) -> None:

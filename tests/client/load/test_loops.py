@@ -67,6 +67,15 @@ def test_a_closed_loop_keeps_its_number_in_flight_until_the_end() -> None:
     assert loop.take().latencies == [], "the end does not belong to the measurement"
 
 
+def test_a_closed_loop_counts_what_a_hung_server_never_answers() -> None:
+    time, calls = Time(), FakeCalls()
+    loop = ClosedLoop([calls], 1.0, 3.0, itertools.repeat(b"a"), 1, time)
+    loop.start(1)
+    time.now = 8.0
+    calls.end(("DEADLINE_EXCEEDED", "late"))
+    assert loop.take().failures == {"DEADLINE_EXCEEDED": (1, "late")}
+
+
 def open_loop(time: Time, calls: Calls, begin: float, end: float, most: int = 100) -> OpenLoop:
     return OpenLoop([calls], begin, end, {1: [b"a"], 4: [b"x", b"y"]}, time, time.sleep, most)
 
@@ -84,7 +93,7 @@ def test_an_open_loop_sends_at_the_given_times() -> None:
     assert loop.wait(0.0)
     tally = loop.take()
     assert tally.latencies == pytest.approx([4.5, 4.0, 4.0, 2.0])
-    assert tally.rows == 10
+    assert (tally.arrived, tally.rows) == (0, 0), "no answer came within the measurement"
 
 
 def test_a_late_sender_hides_no_delay() -> None:
@@ -101,15 +110,16 @@ def test_a_late_sender_hides_no_delay() -> None:
 def test_the_intended_time_decides_whether_a_request_counts() -> None:
     time, calls = Time(), FakeCalls()
     loop = open_loop(time, calls, 1.0, 2.0)
-    loop.run([Arrival(0.9, 1), Arrival(1.0, 1), Arrival(1.9, 1)], 0.0)
-    time.now = 7.0
+    loop.run([Arrival(0.9, 4), Arrival(1.0, 1), Arrival(1.9, 1)], 0.0)
     calls.end()
+    time.now = 7.0
     calls.end()
     calls.end(("DEADLINE_EXCEEDED", "late"))
     tally = loop.take()
     assert tally.latencies == pytest.approx([6.0])
     assert tally.failures == {"DEADLINE_EXCEEDED": (1, "late")}
     assert len(tally.lags) == 2
+    assert (tally.arrived, tally.rows) == (1, 4), "rates are of all answers that came within the measurement"
 
 
 def test_requests_beyond_the_most_in_flight_fail_unsent() -> None:

@@ -74,8 +74,8 @@ def test_rows_of_files_are_sent_in_turn() -> None:
     described = model(TensorMetadata("x", "INT64", (-1, 1)), TensorMetadata("y", "INT64", (-1,)))
     x, y = np.arange(5).reshape(5, 1), np.arange(10, 13)
     bodies = maker_of(described, arrays={"x": x, "y": y}).requests(2)
-    assert [array.ravel().tolist() for array in arrays(bodies, "x")] == [[0, 1], [2, 3]]
-    assert [array.tolist() for array in arrays(bodies, "y")] == [[10, 11], [12, 10]]
+    assert [array.ravel().tolist() for array in arrays(bodies, "x")] == [[0, 1], [2, 3], [4, 0]]
+    assert [array.tolist() for array in arrays(bodies, "y")] == [[10, 11], [12, 10], [11, 12]]
     # A file with fewer rows than a request is repeated within it.
     (body,) = maker_of(described, arrays={"x": x, "y": y}).requests(6)
     assert arrays([body], "x")[0].ravel().tolist() == [0, 1, 2, 3, 4, 0]

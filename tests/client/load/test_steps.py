@@ -52,6 +52,8 @@ def test_parts_share_a_step() -> None:
     assert [(part.in_flight, part.connections) for part in parts] == [(66, 2), (66, 2), (65, 2), (65, 2)]
     assert [part.connections for part in plan.parts(Step(concurrency=256))] == [1, 1, 1, 1]
     assert {part.connections for part in Plan(connections=3).parts(Step(concurrency=1))} == {3}
+    spread = Plan(processes=3, least_connections=8).parts(Step(rate=1.0))
+    assert [part.connections for part in spread] == [3, 3, 3], "enough to reach all processes of the server"
     assert [part.in_flight for part in plan.parts(Step(rate=10.0))] == [0, 0, 0, 0]
     trace = (Arrival(0.0, 1), Arrival(1.0, 1), Arrival(2.0, 1))
     sent = [list(part.arrivals()) for part in Plan(processes=2, trace=trace).parts(Step())]
@@ -122,6 +124,8 @@ WRONG_LINES = [
         ("nonsense", "line 2: expected"),
         ("[1]", "line 2: expected"),
         ('{"rows": 1}', "got None for the seconds"),
+        ('{"at": 1' + 400 * "0" + "}", "for the seconds"),
+        (100_000 * "[", "line 2: expected"),
         ('{"at": "1"}', "got '1' for the seconds"),
         ('{"at": NaN}', "got nan for the seconds"),
         ('{"at": 1, "rows": 0}', "got 0 for the rows"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from importlib import metadata
@@ -35,6 +36,20 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_subcommand_gets_the_other_arguments_and_its_exit_code_is_returned(called: list[Any]) -> None:
     assert command.main(["try", "--flag", "x"]) == 7
     assert called == [["--flag", "x"]]
+
+
+def test_a_reader_that_has_gone_does_not_change_the_exit_code(
+    called: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Closed(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    discarded: list[bool] = []
+    monkeypatch.setattr(sys, "stdout", Closed())
+    monkeypatch.setattr(command, "discard_output", lambda: discarded.append(True))
+    assert command.main(["try"]) == 7
+    assert discarded
 
 
 @pytest.mark.parametrize("name", command._COMMANDS)

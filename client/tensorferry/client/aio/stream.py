@@ -94,6 +94,7 @@ class _RequestFeed:
         self._encode = encode
         self._in_flight = in_flight
         self._over = False
+        self._all_sent = False
         self._failure: BaseException | None = None
         self._room_or_over = asyncio.Event()
         self._due_or_over = asyncio.Event()
@@ -105,6 +106,7 @@ class _RequestFeed:
             while await self._room():
                 request = await self._next()
                 if request is None:
+                    self._all_sent = True
                     break
                 await self._send(request)
         except Exception as error:
@@ -168,7 +170,7 @@ class _RequestFeed:
 
     def abandon(self, broken: InferenceError | None) -> tuple[list[Taken], BaseException | None]:
         """End the stream: return the outcomes not yet taken, and the exception to raise after them."""
-        left, broken = self._in_flight.end(broken)
+        left, broken = self._in_flight.end(broken, all_sent=self._all_sent)
         return left, self._failure or broken
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -22,19 +23,20 @@ from tensorferry.client.cli.inputs import shapes_of, without_inputs
 from tensorferry.client.cli.parser import INTERRUPTED
 from tensorferry.client.cli.server_flags import ServerConnection, with_connection
 from tensorferry.client.connection.channel import CallMetadata
+from tensorferry.client.connection.endpoints import connections_for
 from tensorferry.client.connection.target import TARGET_VARIABLE
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.load import result_file, tables
 from tensorferry.client.load.conditions import Condition, find_rate, meets
 from tensorferry.client.load.process import open_channel
-from tensorferry.client.load.records import Plan, Target
+from tensorferry.client.load.records import LoadError, Plan, Target
 from tensorferry.client.load.requests import RequestMaker
 from tensorferry.client.load.results import Interval, StepResult
 from tensorferry.client.load.run import LoadProcesses
 from tensorferry.client.load.server_statistics import StatisticsReader
 from tensorferry.client.load.steps import Step
 from tensorferry.client.messages import checks, codec
-from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
+from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata, server_processes
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc, tensors
 from tensorferry.protos.tensors import Array
@@ -59,7 +61,7 @@ class _Server:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the test; return 0, 1 after one line on stderr, or 130 after Ctrl-C with the steps so far."""
+    """Run the test; return 0, 1 after one line on stderr, or 130 after Ctrl-C. The steps so far are shown in any case."""
     parser = bench_parser()
     arguments = read_arguments(parser, argv)
     arguments.command = shlex.join(["tensorferry", "bench", *_without_values_of_headers(argv)])
@@ -80,16 +82,22 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _bench(arguments: argparse.Namespace, target: Target, server: _Server) -> int:
-    bodies = _bodies(arguments, server)
+    metadata = _metadata(server, arguments.model, arguments.model_version, arguments.input)
+    arguments.plan = replace(arguments.plan, least_connections=connections_for(server_processes(metadata)))
+    bodies = _bodies(arguments, server, metadata)
     wanted = pb.ModelStatisticsRequest(name=arguments.model, version=arguments.model_version)
     reader = StatisticsReader(lambda: server.call("ModelStatistics", wanted, _STATISTICS_SECONDS))
     about = _about(arguments, target, server)
     results: list[StepResult] = []
-    interrupted = False
+    interrupted, failure = False, None
     try:
         _run(arguments, target, bodies, reader, results)
     except KeyboardInterrupt:
         interrupted = True
+    except LoadError as error:
+        if not results:
+            raise
+        failure = str(error)
     if not results:
         print("tensorferry bench: interrupted before the first step had ended", file=sys.stderr)
         return INTERRUPTED
@@ -106,14 +114,18 @@ def _bench(arguments: argparse.Namespace, target: Target, server: _Server) -> in
     other_name, other = arguments.compare or ("", None)
     if other is not None:
         lines += ["", *tables.comparison_table(result_file.compare(contents, other), other_name)]
-    # Before the table, because its reader may end first, as `head` does.
+    # The reader may end first, as `head` does.
+    with suppress(BrokenPipeError):
+        print("\n".join(lines), flush=True)
     if arguments.json is not None:
         result_file.write(arguments.json, contents)
     if arguments.csv is not None:
         result_file.write_csv(arguments.csv, contents)
     if arguments.html is not None:
         result_file.write_report(arguments.html, contents, other, other_name)
-    print("\n".join(lines))
+    if failure is not None:
+        print(f"tensorferry bench: {failure}", file=sys.stderr)
+        return 1
     if interrupted:
         return INTERRUPTED
     if not any(result.answered for result in results):
@@ -154,10 +166,11 @@ def _about(arguments: argparse.Namespace, target: Target, server: _Server) -> di
     }
 
 
-def _bodies(arguments: argparse.Namespace, server: _Server) -> Mapping[int, Sequence[bytes]]:
+def _bodies(
+    arguments: argparse.Namespace, server: _Server, metadata: ModelMetadata
+) -> Mapping[int, Sequence[bytes]]:
     """Return the requests by their number of rows."""
-    model, plan = arguments.model, arguments.plan
-    metadata = _metadata(server, model, arguments.model_version, arguments.input)
+    plan = arguments.plan
     maker = RequestMaker(
         metadata,
         arguments.model_version,

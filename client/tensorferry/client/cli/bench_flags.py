@@ -53,7 +53,8 @@ _HELP = {
     "--stream": "send the requests over streams, one on each connection",
     "--processes": "processes that send (default: half of the cores, at most 8; here "
     f"{default_processes()}). A warning says when they are the limit",
-    "--connections": "connections of each process (default: one for each 64 requests in flight)",
+    "--connections": "connections of each process (default: one for each 64 requests in flight, and enough to reach all processes "
+    "of the server)",
     "--seed": "number that decides random inputs and arrivals (default: %(default)s)",
     "--rows": "rows of each request (default: 1)",
     "--input": "array of an input as NAME=FILE.npy, or of several as FILE.npz; its rows are sent in turn "
@@ -202,6 +203,8 @@ def _output(text: str) -> Path:
     path = Path(text)
     if not path.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{str(path.parent)!r} is no directory: make it first")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a directory: name a file in it")
     return path
 
 

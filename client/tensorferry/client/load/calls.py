@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from tensorferry.client.connection.channel import COMPLETION_ORDER, CallMetadata
 from tensorferry.client.errors import STATUS_PARAMETER
+from tensorferry.client.messages import several_answers
 from tensorferry.protos import inference_pb2 as pb
 
 UNARY_METHOD = "/inference.GRPCInferenceService/ModelInfer"
@@ -141,7 +142,7 @@ class StreamCalls(Calls):
             done(failure)
 
     def _answered(self, message: bytes) -> Failure | None:
-        """End the request that a message answers; return why the stream is unusable if it names none."""
+        """End the request whose last answer a message is; return why the stream is unusable if it names none."""
         try:
             answer = pb.ModelStreamInferResponse.FromString(message)
         except DecodeError:
@@ -149,6 +150,8 @@ class StreamCalls(Calls):
         if not answer.infer_response.id:
             # Such as MLServer, whose streams have other messages: one request, many answers.
             return "UNKNOWN", ": ".join(filter(None, (_FOREIGN, answer.error_message)))
+        if not (answer.error_message or several_answers.is_last(answer.infer_response)):
+            return None
         with self._lock:
             begun, done = self._pending.pop(answer.infer_response.id, (0.0, None))
         if done is None:

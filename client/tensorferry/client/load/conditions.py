@@ -94,5 +94,5 @@ def find_rate(run: Callable[[Step], StepResult], wanted: Condition, capacity: fl
 def meets(result: StepResult, wanted: Condition) -> bool:
     """Return whether a rate is kept, without an error, and meets the condition."""
     expected = result.seconds * (result.step.rate or 0.0)
-    kept = result.answered >= _KEPT * expected - _DEVIATIONS * math.sqrt(expected)
+    kept = result.arrived >= _KEPT * expected - _DEVIATIONS * math.sqrt(expected)
     return kept and not result.failed and wanted.holds(result)

@@ -47,14 +47,16 @@ class Loop:
             taken, self._tally = self._tally, Tally()
         return taken
 
-    def _ended(self, at: float, latency: float, rows: int, failure: Failure | None) -> None:
-        if not self.begin <= at < self.end:
-            return
+    def _ended(self, at: float, now: float, latency: float, rows: int, failure: Failure | None) -> None:
+        """Count a request that ended now. Its latency or failure counts if the time `at` lies in the measurement."""
+        counts = self.begin <= at < self.end
         with self._lock:
-            if failure is None:
-                self._tally.latencies.append(latency)
+            if failure is None and self.begin <= now < self.end:
+                self._tally.arrived += 1
                 self._tally.rows += rows
-            else:
+            if counts and failure is None:
+                self._tally.latencies.append(latency)
+            elif counts and failure is not None:
                 code, message = failure
                 number, first = self._tally.failures.get(code, (0, message))
                 self._tally.failures[code] = (number + 1, first)
@@ -69,7 +71,8 @@ class Loop:
 class ClosedLoop(Loop):
     """Callers, each of which sends its next request after the last has ended. Thread-safe.
 
-    A latency is from sending to answer, and counts if the answer lies in the measurement.
+    A latency is from sending to answer, and counts if the answer lies in the measurement. A failure counts
+    also after the measurement, because a server that hangs fails no request before.
     """
 
     def __init__(
@@ -100,7 +103,8 @@ class ClosedLoop(Loop):
 
     def _done(self, sent: float, failure: Failure | None) -> None:
         now = self._clock()
-        self._ended(now, now - sent, self._rows, failure)
+        at = now if failure is None else min(now, max(sent, self.begin))
+        self._ended(at, now, now - sent, self._rows, failure)
         self._send(now)
 
 
@@ -145,9 +149,10 @@ class OpenLoop(Loop):
                 done = functools.partial(self._done, intended, arrival.rows)
                 next(self._turns).start(next(self._bodies[arrival.rows]), done)
             else:
-                self._ended(intended, 0.0, 0, _NOT_SENT)
+                self._ended(intended, now, 0.0, 0, _NOT_SENT)
         self._left()
 
     def _done(self, intended: float, rows: int, failure: Failure | None) -> None:
-        self._ended(intended, self._clock() - intended, rows, failure)
+        now = self._clock()
+        self._ended(intended, now, now - intended, rows, failure)
         self._left()

@@ -106,7 +106,8 @@ def _tallies(loop: Loop, has_ended: Callable[[float], bool]) -> Iterator[Tally]:
     `has_ended` waits for seconds, and returns whether the load has ended sooner. The thread that
     reads the tallies does nothing else.
     """
-    since, cpu, waited = time.monotonic(), _calls_cpu_seconds(), waited_seconds()
+    # Not now: without a warm-up, answers came while the first requests were sent.
+    since, cpu, waited = loop.begin, _calls_cpu_seconds(), waited_seconds()
     at, ended = loop.begin, False
     while at < loop.end and not ended:
         following = at + INTERVAL_SECONDS

@@ -36,6 +36,7 @@ class Plan:
     """Options of all steps. Times are in seconds; `connections` is of each process, None for a default.
 
     A step ends after `duration`, or sooner when all `requests` have ended; None is no bound.
+    `least_connections` is of all processes together: as many reach every process of the server.
     """
 
     warmup: float = 1.0
@@ -44,6 +45,7 @@ class Plan:
     rows: int = 1
     processes: int = 1
     connections: int | None = None
+    least_connections: int = 1
     arrivals: Literal["poisson", "constant"] = "poisson"
     seed: int = 1
     trace: tuple[Arrival, ...] = ()
@@ -76,7 +78,8 @@ class Part:
     @property
     def connections(self) -> int:
         """The number of connections."""
-        return self.plan.connections or max(1, -(-self.in_flight // _IN_FLIGHT_ON_A_CONNECTION))
+        least = -(-self.plan.least_connections // self.parts)
+        return self.plan.connections or max(least, -(-self.in_flight // _IN_FLIGHT_ON_A_CONNECTION))
 
     def arrivals(self) -> Iterator[Arrival]:
         """Yield the arrivals of an open loop. Those of all parts together have the rate of the step.
@@ -105,12 +108,14 @@ class Part:
 class Tally:
     """Measurements of one process in an interval of `seconds`: what ended in it.
 
-    The last tally of a step has no seconds: it has the answers of an open loop that came after
-    the end. `cpu` is the processor time that the calls cost, and `waited` the time in which the
-    threads were ready to run and had no core.
+    The last tally of a step has no seconds: it has what ended after the measurement. `arrived` is the
+    number of answers that came within the measurement, of whatever requests, and `rows` theirs. `cpu` is
+    the processor time that the calls cost, and `waited` the time in which the threads were ready to run and
+    had no core.
     """
 
     latencies: list[float] = field(default_factory=list)
+    arrived: int = 0
     rows: int = 0
     # By how much requests were sent after the intended time; only in an open loop.
     lags: list[float] = field(default_factory=list)

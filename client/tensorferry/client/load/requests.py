@@ -61,7 +61,7 @@ class RequestMaker:
             )
         # All rows of the longest file are sent.
         lengths = [len(array) for array in self.arrays.values() if array.ndim] if self._by_rows else []
-        number = max([1, *(length // rows for length in lengths)]) if self.arrays else _RANDOM_REQUESTS
+        number = max([1, *(-(-length // rows) for length in lengths)]) if self.arrays else _RANDOM_REQUESTS
         sent = [each for each in self.model.inputs if not each.optional or each.name in self.arrays]
         made: list[bytes] = []
         for at in range(number):

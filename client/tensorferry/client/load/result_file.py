@@ -26,7 +26,7 @@ PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 
 Document = dict[str, Any]
 
-_FIGURES = ("seconds", "answered", "failed", "rows", "requests_per_second", "rows_per_second")
+_FIGURES = ("seconds", "answered", "failed", "arrived", "rows", "requests_per_second", "rows_per_second")
 
 
 def document(about: Mapping[str, Any], results: Sequence[StepResult]) -> Document:
@@ -87,7 +87,7 @@ def read(path: Path) -> Document:
         if schema == SCHEMA:
             # Reads all figures of a comparison.
             compare(contents, contents)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
         raise BadOption(f"{path} is no file that tensorferry bench --json wrote") from None
     if schema != SCHEMA:
         raise BadOption(f"{path} has schema {schema!r}; this version reads schema {SCHEMA}")

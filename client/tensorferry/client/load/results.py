@@ -34,12 +34,14 @@ class Interval:
 class StepResult:
     """Sums of the measurements of all processes in one step. Times are in seconds. Not thread-safe.
 
-    `errors` has number and first message by code, `cpu_seconds` and `waited_seconds` the sums by process.
+    `errors` has number and first message by code, `cpu_seconds` and `waited_seconds` the sums by process. `arrived` and
+    `rows` are of the answers that came within the measurement, as in `Tally`.
     """
 
     step: Step
     latencies: Histogram = field(default_factory=Histogram)
     lags: Histogram = field(default_factory=Histogram)
+    arrived: int = 0
     rows: int = 0
     seconds: float = 0.0
     errors: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -56,6 +58,7 @@ class StepResult:
             latencies.add(tally.latencies)
             self.latencies.add(tally.latencies)
             self.lags.add(tally.lags)
+            self.arrived += tally.arrived
             self.rows += tally.rows
             self.cpu_seconds[part] += tally.cpu
             self.waited_seconds[part] += tally.waited
@@ -68,7 +71,8 @@ class StepResult:
         if not seconds:
             return None
         middle, high = latencies.percentile(0.5), latencies.percentile(0.99)
-        self.intervals.append(Interval(seconds, latencies.count, failed, middle, high))
+        answered = sum(tally.arrived for tally in tallies)
+        self.intervals.append(Interval(seconds, answered, failed, middle, high))
         return self.intervals[-1]
 
     @property
@@ -83,12 +87,12 @@ class StepResult:
 
     @property
     def requests_per_second(self) -> float:
-        """Answers per second."""
-        return self.answered / self.seconds if self.seconds else 0.0
+        """Answers per second. Those that came after the measurement are not among them."""
+        return self.arrived / self.seconds if self.seconds else 0.0
 
     @property
     def rows_per_second(self) -> float:
-        """Answered rows per second."""
+        """Rows of these answers per second."""
         return self.rows / self.seconds if self.seconds else 0.0
 
     @property

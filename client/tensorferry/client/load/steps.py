@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +11,8 @@ from pathlib import Path
 
 _MOST_IN_FLIGHT = 65_536
 _MOST_PER_SECOND = 10_000_000.0
+# Largest time in a trace, in seconds.
+_MOST_AT = 1e12
 
 
 class BadOption(ValueError):
@@ -103,7 +104,7 @@ def _arrival(line: str, place: str, rows: int) -> Arrival | None:
     """Return the arrival of a line; None for a line of the access log that is about no request."""
     try:
         fields = json.loads(line)
-    except ValueError:
+    except (RecursionError, ValueError):
         fields = None
     if not isinstance(fields, dict):
         raise BadOption(f"{place}: {_FORM}, got {line.strip()[:80]!r}")
@@ -121,7 +122,8 @@ def _arrival(line: str, place: str, rows: int) -> Arrival | None:
 
 
 def _number(value: object, place: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    # In a comparison, large integers are not converted.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _MOST_AT:
         raise BadOption(f"{place}: {_FORM}, got {value!r} for the seconds")
     return float(value)
 

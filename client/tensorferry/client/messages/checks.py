@@ -201,6 +201,8 @@ def _from_python(value: object, tensor: TensorMetadata, subject: str) -> Array:
         # Strings stay objects, because numpy's string dtypes drop trailing zero bytes.
         return _as_array(value, subject, str(tensor), object)
     natural = _as_array(value, subject, str(tensor))
+    if natural.dtype.name == "bfloat16":
+        natural = natural.astype(np.float32)
     if natural.dtype.kind not in "biuf":
         received = f"{_python_kind(natural)} {list(natural.shape)}"
         raise InvalidInput(subject, str(tensor), received, f"use numbers that {tensor.datatype} can hold")

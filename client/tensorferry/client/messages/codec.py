@@ -75,6 +75,10 @@ class Answer(Mapping[str, ArrayT]):
     parameters: Mapping[str, Parameter]
     outputs: Mapping[str, ArrayT]
 
+    # Arrays have no single answer to "are they equal?", which the comparison of mappings needs.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     def __getitem__(self, name: str) -> ArrayT:
         return self.outputs[name]
 

@@ -36,8 +36,9 @@ class _RequestFeed:
         self._encode = encode
         self._in_flight = in_flight
         self._over = False
+        self._all_sent = False
         self._failure: BaseException | None = None
-        # Guards _in_flight, _over and _failure; never held while a request is pulled, checked,
+        # Guards _in_flight, _over, _all_sent and _failure; never held while a request is pulled, checked,
         # encoded, sent or awaited. Reentrant, because the garbage collector may close the dropped
         # iterator on the thread that holds it.
         self._lock = threading.RLock()
@@ -58,6 +59,8 @@ class _RequestFeed:
                 request = next(self._requests)
                 sent = self._encoded(request)
             except StopIteration:
+                with self._lock:
+                    self._all_sent = True
                 self.stop()
                 raise
             except BaseException as error:
@@ -116,7 +119,7 @@ class _RequestFeed:
     def abandon(self, broken: InferenceError | None) -> tuple[list[Taken], BaseException | None]:
         """End the stream: return the outcomes not yet taken, and the exception to raise after them."""
         with self._lock:
-            left, broken = self._in_flight.end(broken)
+            left, broken = self._in_flight.end(broken, all_sent=self._all_sent)
             return left, self._failure or broken
 
 
