@@ -162,7 +162,7 @@ class GreedyStage:
 class NoLaterTimes(LaterTimes):
     """Passes deadlines on as they are, so that each stage decides alone."""
 
-    def after(self, rows: int) -> Sequence[float]:
+    def after(self, rows: int, timeout: float) -> Sequence[float]:
         """Return zeros."""
         return (0.0, 0.0)
 

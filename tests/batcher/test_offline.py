@@ -18,6 +18,12 @@ def test_results_come_in_the_order_of_the_inputs(count: int) -> None:
     assert len(runner.batches) == -(-count // 4)
 
 
+def test_the_function_may_use_its_result_again() -> None:
+    memory = np.empty(2)
+    results = batch_inference(lambda x: np.multiply(x, 2.0, out=memory), np.arange(4.0), 2)
+    assert results == [0.0, 2.0, 4.0, 6.0]
+
+
 def test_takes_any_iterable_and_no_more_of_it_than_a_batch_at_a_time() -> None:
     drawn = 0
     seen: list[int] = []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
-from tensorferry.batcher.execution.collate import first_row, join, request_of, split
+from tensorferry.batcher.execution.collate import first_row, join, own, request_of, split
 from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.request import Outcome, Request
 
@@ -46,4 +46,4 @@ def _ignore(outcome: Outcome) -> None:
 
 
 def _run(model_fn: Callable[[Any], Any], group: list[Request]) -> list[Any]:
-    return [first_row(outputs) for outputs in split(model_fn(join(group)), group)]
+    return [own(first_row(outputs)) for outputs in split(model_fn(join(group)), group)]

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
-import numpy as np
 import numpy.typing as npt
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import InvalidRequest
-from tensorferry.batcher.execution.collate import first_row, request_of
+from tensorferry.batcher.execution.collate import first_row, own, request_of
 from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.request import Outcome, Request
 from tensorferry.batcher.settings import BatcherSettings, QueuePolicy
@@ -143,7 +142,7 @@ def completion_of(future: Future[Any], *, one_row: bool) -> Callable[[Outcome], 
             future.set_exception(outcome.error)
             return
         try:
-            result = _own(first_row(outcome.outputs) if one_row else outcome.outputs)
+            result = own(first_row(outcome.outputs) if one_row else outcome.outputs)
         except Exception as error:
             # No memory for the copy, for example.
             future.set_exception(error)
@@ -151,12 +150,3 @@ def completion_of(future: Future[Any], *, one_row: bool) -> Callable[[Outcome], 
         future.set_result(result)
 
     return complete
-
-
-def _own(outputs: Any) -> Any:
-    """Copy views of the batch, because a view would keep the whole batch alive."""
-    if isinstance(outputs, Mapping):
-        return {name: _own(output) for name, output in outputs.items()}
-    if type(outputs) in (list, tuple):
-        return type(outputs)(_own(row) for row in outputs)
-    return outputs.copy() if isinstance(outputs, np.ndarray) and outputs.base is not None else outputs

@@ -18,7 +18,7 @@ from support.batcher.rig import (
     rows,
 )
 
-from tensorferry.batcher import DeadlineExceeded, QueueFull, Request
+from tensorferry.batcher import DeadlineExceeded, OutOfMemory, QueueFull, Request
 from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -37,6 +37,18 @@ def test_dicts_and_lists_are_joined(make: Make, workers: int, model_fn: Any, sen
     answer = result(make(model_fn, 2, workers=workers).submit_rows(sent))
     for output in answer.values():
         assert list(output) == sent["i"].tolist()
+
+
+@pytest.mark.parametrize("fits", [4, 2], ids=["split", "parts that fit into memory"])
+def test_a_function_may_use_its_result_again_for_the_next_part(make: Make, fits: int) -> None:
+    memory = np.empty(4)
+
+    def doubled(x: Any) -> Any:
+        if len(x) > fits:
+            raise OutOfMemory("too many rows")
+        return np.multiply(x, 2.0, out=memory[: len(x)])
+
+    assert result(make(doubled, 4).submit_rows(np.arange(8.0))).tolist() == [2.0 * i for i in range(8)]
 
 
 def test_a_failing_part_fails_the_request_once_and_cancels_the_rest(busy: Busy) -> None:

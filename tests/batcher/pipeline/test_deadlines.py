@@ -55,11 +55,11 @@ class TestWithLearnedTimes:
     ) -> None:
         pipeline = puppets.pipeline(*stages)
         times = pipeline.later_times
-        assert times.after(1) == [0, 0, 0], "nothing is known"
+        assert times.after(1, 9.0) == [0, 0, 0], "nothing is known"
         send_here(pipeline, [0])
         now = puppets.clock.now()
         # Of the last second: "a" and "b" ended longer ago.
-        assert times.after(1) == pytest.approx([4, 4, 0], rel=0.01)
+        assert times.after(1, 9.0) == pytest.approx([4, 4, 0], rel=0.01)
         with pytest.raises(DeadlineExceeded, match=r"stage 'a', after which 4\d\d\d\.\d ms"):
             send(pipeline, [1], deadline=now + 3.9)
         assert len(puppets.rows("a")) == 1
@@ -100,7 +100,7 @@ class TestWithLearnedTimes:
             ),
         )
         send_here(pipeline, [0])
-        assert pipeline.later_times.after(1) == pytest.approx([0.4, 0.1, 0.1, 0.0], rel=0.05)
+        assert pipeline.later_times.after(1, 9.0) == pytest.approx([0.4, 0.1, 0.1, 0.0], rel=0.05)
         assert pipeline.least_time(1) == pytest.approx(0.4, rel=0.05)
 
     def test_what_was_learned_long_ago_drops_nothing(self, puppets: Puppets, stages: list[Stage]) -> None:
@@ -108,7 +108,7 @@ class TestWithLearnedTimes:
         pipeline = puppets.pipeline(*stages)
         send_here(pipeline, [0])
         puppets.clock.advance(1.1)
-        assert pipeline.later_times.after(1) == [0, 0, 0]
+        assert pipeline.later_times.after(1, 9.0) == [0, 0, 0]
         assert kind(send_here(pipeline, [1], deadline=puppets.clock.now() + 3.0)[1]) == "DeadlineExceeded"
         assert puppets.rows("a") == [[0], [1]]
 
@@ -129,21 +129,39 @@ class TestWaits:
         wait = LeastWait()
         for number, delays in enumerate([(4.0, 2.0, 3.0), (2.0, 5.0), (6.0,), (0.0,)], start=1):
             for delay in delays:
-                wait.observe(BatchInfo(number, len(delays), len(delays), 1.0, ended=float(number)), delay)
+                wait.observe(BatchInfo(number, len(delays), len(delays), 1.0, ended=number / 2), delay, 8.0)
         # The last batch may not be complete.
         expected = 0.0
         for least in (0.0, 2.0, 2.0, 6.0):
             expected += 0.2 * (least - expected)
-        assert wait.seconds(9.0, idle=False) == pytest.approx(expected)
-        assert wait.seconds(4.01, idle=True) == pytest.approx(expected)
-        assert wait.seconds(9.0, idle=True) == 0.0
+        assert wait.seconds(8.0, 2.9, idle=False) == pytest.approx(expected)
+        assert wait.seconds(8.0, 2.01, idle=True) == pytest.approx(expected)
+        assert wait.seconds(8.0, 2.9, idle=True) == 0.0
+
+    def test_waits_of_patient_requests_refuse_no_other(self) -> None:
+        """Those with earlier deadlines go first, so they do not wait as long."""
+        wait = LeastWait()
+        for number in range(1, 50):
+            wait.observe(BatchInfo(number, 1, 1, 1.0, ended=0.0), 3.0, timeout=60.0)
+        assert wait.seconds(60.0, 0.0, idle=False) == pytest.approx(3.0, rel=0.01)
+        assert wait.seconds(5.0, 0.0, idle=False) == 0.0
+
+    def test_old_waits_are_forgotten_also_if_the_stage_is_busy(self) -> None:
+        """Requests without deadlines can keep it busy for ever, and teach nothing."""
+        wait = LeastWait()
+        for number in range(1, 50):
+            wait.observe(BatchInfo(number, 1, 1, 1.0, ended=0.0), 3.0, timeout=8.0)
+        assert wait.seconds(8.0, 1.1, idle=False) == 0.0
+        wait.observe(BatchInfo(50, 1, 1, 1.0, ended=2.0), 0.0, timeout=8.0)
+        wait.observe(BatchInfo(51, 1, 1, 1.0, ended=2.1), 0.0, timeout=8.0)
+        assert wait.seconds(8.0, 2.1, idle=False) <= 0.2 * 3.0
 
     def test_a_busy_later_stage_lets_the_first_drop_earlier(self, puppets: Puppets) -> None:
         clock = puppets.clock
         pipeline = puppets.two(max_batch_size=1)
         wait = pipeline.later_times.waits[1]
         for number in range(1, 99):
-            wait.observe(BatchInfo(number, 1, 1, 1.0, ended=clock.now()), 3.0)
+            wait.observe(BatchInfo(number, 1, 1, 1.0, ended=clock.now()), 3.0, timeout=3.0)
         puppets.runners["a"].open()
         running = send(pipeline, [0])[1]
         puppets.runners["b"].await_batches(1)

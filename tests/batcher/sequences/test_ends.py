@@ -99,9 +99,28 @@ def test_a_request_that_is_cancelled_before_it_began_changes_nothing(make: Make)
     _, last = send(batcher, 2)
     assert batcher.cancel(waiting)
     assert not batcher.cancel(waiting)
+    assert batcher.statistics().refusals == {"cancelled": 1}
     runner.open()
     assert isinstance(error_of(cancelled), Cancelled)
     assert [value(first), value(occupied), value(last)] == [10, 0, 30]
+
+
+def test_a_request_that_is_cancelled_while_it_begins_changes_nothing(make: Make) -> None:
+    """Between the completions of those before it, on the same thread, and its place in the queue."""
+    batcher, runner, _ = busy(make)
+    _, bad = send(batcher, -1)
+    lost: list[bool] = []
+    follows = new_request({"x": np.array([[7.0]])}, lambda _: lost.append(batcher.cancel(begins)))
+    follows.sequence = SequenceTag(1)
+    batcher.enqueue(follows)
+    begins, cancelled = send(batcher, 100, **START)
+    runner.open()
+    error_of(bad)
+    assert isinstance(error_of(cancelled), Cancelled)
+    assert lost == [True]
+    assert batcher.wait_idle()
+    assert batcher.statistics().refusals == {"invalid": 1}, "that of the request whose sequence had ended"
+    assert living(batcher) == (0, 0)
 
 
 def test_a_withdrawn_end_does_not_end_its_sequence(make: Make) -> None:

@@ -24,10 +24,19 @@ class _State(HeldTensor):
 
 
 class _Keeping:
-    """A running total that keeps its states, but declines to for the batches whose numbers, from 0, are `declined`."""
+    """A running total that keeps its states, but not those of the batches whose numbers, from 0, are in `declined`.
 
-    def __init__(self, declined: Iterable[int] = (), run: Callable[[Any], Any] = running_total) -> None:
+    It takes the states of the batches in `as_arrays` as arrays, beside the other inputs.
+    """
+
+    def __init__(
+        self,
+        declined: Iterable[int] = (),
+        run: Callable[[Any], Any] = running_total,
+        as_arrays: Iterable[int] = (),
+    ) -> None:
         self.declined = frozenset(declined)
+        self.as_arrays = frozenset(as_arrays)
         self.run = run
         self.batches = -1
         self.states: Any = None
@@ -40,8 +49,9 @@ class _Keeping:
         self.batches += 1
         if self.batches in self.declined:
             return None
+        held = () if self.batches in self.as_arrays else ("past",)
         return {
-            name: [] if name == "past" else np.empty(shape, dtype) for name, (dtype, shape) in tensors.items()
+            name: [] if name in held else np.empty(shape, dtype) for name, (dtype, shape) in tensors.items()
         }
 
     def load(self, batch: Any) -> Any:
@@ -83,6 +93,12 @@ def test_a_batch_that_it_declines_gets_arrays(make: Make) -> None:
     batcher = make(model)
     assert [ask(batcher, x, **tag) for x, tag in ((1, START), (2, {}), (3, {}), (4, {}))] == [10, 30, 60, 100]
     assert [state.copies for state in model.made] == [1, 0]
+
+
+def test_a_batch_whose_states_it_takes_as_arrays(make: Make) -> None:
+    """Such as a device, on which smaller states are not worth a block of their own."""
+    batcher = make(_Keeping(as_arrays=[1]))
+    assert [ask(batcher, x, **tag) for x, tag in ((1, START), (2, {}), (3, {}))] == [10, 30, 60]
 
 
 def test_requests_with_arrays_and_states_share_a_declined_batch(make: Make) -> None:

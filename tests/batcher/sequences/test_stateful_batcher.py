@@ -30,6 +30,7 @@ from tensorferry.batcher import (
     ControlTensor,
     EndReason,
     InvalidRequest,
+    ModelOutputError,
     QueueFull,
     SequenceEnded,
     SequenceLimits,
@@ -319,6 +320,12 @@ def test_a_state_that_does_not_fit_is_the_error_of_its_request(make: Make) -> No
     error = error_of(send(batcher, 1, **START)[1])
     assert "output 'total' is float32[1, 1], but the state 'past' is float64[1, 1]" in str(error)
     assert living(batcher) == (0, 0)
+
+
+@pytest.mark.parametrize("number", [None, 1])
+def test_a_function_that_returns_no_dict_fails_its_requests(make: Make, number: int | None) -> None:
+    batcher = make(lambda batch: batch["x"], states=[])
+    assert isinstance(error_of(send(batcher, 1, number, **START)[1]), ModelOutputError)
 
 
 def test_states_of_different_shapes_share_no_batch(make: Make) -> None:

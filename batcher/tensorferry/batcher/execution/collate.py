@@ -220,7 +220,10 @@ def _join_into(place: _Place, names: Sequence[str], requests: Sequence[Request])
             _fill_padded(array, [request.tensors[i] for request in requests], *pad)
             continue
         target = memoryview(array.data).cast("B")
-        pieces = [request.tensors[i].data for request in (requests[:1] if i in first.shared else requests)]
+        pieces = [
+            _on_host(data) if isinstance(data := request.tensors[i].data, HeldTensor) else data
+            for request in (requests[:1] if i in first.shared else requests)
+        ]
         if len(target) <= _SMALL * len(pieces):
             target[:] = b"".join(pieces)
             continue
@@ -285,6 +288,15 @@ def split(outputs: Any, requests: Sequence[Request]) -> list[Any]:
             answers.append(outputs[start:stop])
         start = stop
     return answers
+
+
+def own(outputs: Any) -> Any:
+    """Copy views of a batch's result: they would keep all of it alive, and the function may use its array again."""
+    if isinstance(outputs, Mapping):
+        return {name: own(output) for name, output in outputs.items()}
+    if type(outputs) in (list, tuple):
+        return type(outputs)(own(row) for row in outputs)
+    return outputs.copy() if isinstance(outputs, np.ndarray) and outputs.base is not None else outputs
 
 
 def _check_rows(outputs: Any, rows: int, what: str) -> None:

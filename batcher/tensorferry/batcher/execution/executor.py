@@ -13,7 +13,7 @@ from typing import Any
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import BatchFailed, DeadlineExceeded, InstanceFailed, OutOfMemory, RunTimedOut
-from tensorferry.batcher.execution.collate import join, split
+from tensorferry.batcher.execution.collate import join, own, split
 from tensorferry.batcher.execution.completion import TOO_LATE, RequestCompleter, already_completed
 from tensorferry.batcher.execution.model_functions import BatchAware, ModelFunction, StagedModel
 from tensorferry.batcher.execution.splitting import cut, join_outputs
@@ -275,7 +275,7 @@ class BatchExecutor:
             answers, error, run = self._execute(part, work, alone)
             if error is None:
                 learning.record_success(part, self.index, run.ended - run.started)
-                outputs += answers
+                outputs += map(own, answers)
                 done += part[0].rows
                 first = first or run
                 continue

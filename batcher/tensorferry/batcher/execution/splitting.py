@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tensorferry.batcher.errors import ModelOutputError
+from tensorferry.batcher.execution.collate import own
 from tensorferry.batcher.request import Array, Outcome, Request, Tensor
 
 
@@ -88,6 +89,12 @@ class _Gather:
 
     def completion(self, index: int) -> Callable[[Outcome], None]:
         def complete(outcome: Outcome) -> None:
+            if outcome.error is None:
+                try:
+                    outcome = outcome._replace(outputs=own(outcome.outputs))
+                except Exception as error:
+                    # No memory for the copy, for example.
+                    outcome = Outcome(error=error)
             with self._lock:
                 self._outcomes[index] = outcome
                 self._missing -= 1

@@ -294,8 +294,9 @@ class Pipeline(Submitter):
 
     def fast_reject(self, deadline: float) -> QueueFull | None:
         """Return why a first stage would reject a request with this deadline; see `Batcher.fast_reject`."""
+        timeout = deadline - self._clock.now()
         for place, batcher in self._first.items():
-            error = batcher.fast_reject(deadline - self.later_times.after(1)[place])
+            error = batcher.fast_reject(deadline - self.later_times.after(1, timeout)[place])
             if error is not None:
                 self._counters.refused(error, 1)
                 return error

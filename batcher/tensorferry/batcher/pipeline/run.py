@@ -114,7 +114,7 @@ class PipelineRun:
         stage = pipeline.graph.stages[number]
         deadline, later = request.deadline, 0.0
         if deadline < math.inf:
-            later = pipeline.later_times.after(request.rows)[number]
+            later = pipeline.later_times.after(request.rows, deadline - request.arrival)[number]
             deadline -= later
         must_run = False
         for last in (stage.own is not None, True):
@@ -179,7 +179,8 @@ class PipelineRun:
                 else:
                     values = [self._tensors[tensor] for tensor in graph.outputs]
         if batch is not None and part.deadline < math.inf:
-            pipeline.later_times.waits[number].observe(batch, outcome.queue_delay)
+            timeout = self.request.deadline - self.request.arrival
+            pipeline.later_times.waits[number].observe(batch, outcome.queue_delay, timeout)
         try:
             for stage, inputs in ready:
                 self._start(stage, inputs)

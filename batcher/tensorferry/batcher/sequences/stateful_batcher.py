@@ -16,6 +16,7 @@ from tensorferry.batcher.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidRequest,
+    ModelOutputError,
 )
 from tensorferry.batcher.execution.collate import tensor_of
 from tensorferry.batcher.execution.completion import already_completed, withdrawn
@@ -102,8 +103,8 @@ class StatefulBatcher(Batcher):
         self._look_due = threading.Condition(self._sequences_lock)
         self._look_at = -math.inf
         self._closing = False
-        # Requests that have waited, and that the batcher does not have yet.
-        self._beginning = 0
+        # Requests that have waited, and that the batcher does not have yet. True for those that were cancelled meanwhile.
+        self._beginning: dict[Request, bool] = {}
         self._reaper = threading.Thread(target=self._reap, name=f"{self._name}-sequences", daemon=True)
         self._reaper.start()
 
@@ -289,14 +290,18 @@ class StatefulBatcher(Batcher):
         """Return an outcome with the states that the caller wants, as arrays, and without the others."""
         if outcome.outputs is None:
             return outcome
-        hidden = self._state_outputs - tag.wanted
-        shown = {name: value for name, value in outcome.outputs.items() if name not in hidden}
         try:
+            if not isinstance(outcome.outputs, Mapping):
+                raise ModelOutputError(
+                    "the model function's result is no dict; one with states returns outputs by name"
+                )
+            hidden = self._state_outputs - tag.wanted
+            shown = {name: value for name, value in outcome.outputs.items() if name not in hidden}
             for name in self._state_outputs & shown.keys():
                 if is_held(shown[name]):
                     shown[name] = shown[name][0].numpy()
         except Exception as error:
-            # Its device has failed.
+            # It is no dict, or its device has failed.
             return outcome._replace(outputs=None, error=error)
         return outcome._replace(outputs=shown)
 
@@ -305,16 +310,17 @@ class StatefulBatcher(Batcher):
         while True:
             with self._sequences_lock:
                 following, lost = self._table.next_after(living)
-                self._beginning += following is not None
+                if following is not None:
+                    self._beginning[following] = False
                 self._hand_out_locked(lost)
             self._fail_waiting(lost)
             if following is None:
                 return
-            tag = following.sequence or _ALONE
+            tag, begun, cancelled = following.sequence or _ALONE, False, False
             try:
                 # It was accepted, so the bounds of the queue do not hold for it any more.
                 self._begin(living, following, tag, notify=True, skip_admission=True)
-                return
+                begun = True
             except Exception as refusal:
                 failed = [(following, refusal)]
                 with self._sequences_lock:
@@ -323,8 +329,12 @@ class StatefulBatcher(Batcher):
                 self._fail_waiting(failed, counted=True)
             finally:
                 with self._sequences_lock:
-                    self._beginning -= 1
+                    cancelled = self._beginning.pop(following)
                     self._waiting_changed.notify_all()
+            if cancelled:
+                super().cancel(following)
+            if begun:
+                return
 
     def _hand_out_locked(self, failed: Sequence[tuple[Request, BaseException]]) -> None:
         """Note that requests wait no more, so that a drain waits for their completions instead."""
@@ -353,6 +363,9 @@ class StatefulBatcher(Batcher):
             waited = self._table.withdraw(request, ends=isinstance(error, DeadlineExceeded))
             if waited:
                 self._hand_out_locked([(request, error)])
+            elif request in self._beginning:
+                self._beginning[request] = True
+                return True
         if not waited:
             return super().cancel(request)
         self._fail_waiting([(request, error)])
@@ -421,7 +434,10 @@ class StatefulBatcher(Batcher):
         )
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Accept nothing new and wait until all accepted requests are done; see `Batcher.drain`."""
+        """Accept nothing new and wait until all accepted requests are done; see `Batcher.drain`.
+
+        Called from a completion, requests that wait for the one before them fail with BatcherClosed.
+        """
         until = self._until(timeout)
         with self._sequences_lock:
             self._closing = True

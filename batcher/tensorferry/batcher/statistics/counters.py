@@ -77,10 +77,11 @@ class BatcherStatistics:
         Each of the `accepted` requests ends in exactly one of `answered`, `failed` (the model raised), `cancelled`,
         `expired` (the deadline passed, or could no longer be met), `shed` (dropped under overload) and `abandoned`
         (closed without draining). A request that is split counts once. `refused` requests were never accepted;
-        `refusals` counts them by reason: queue_full, too_large, deadline, closed, unavailable (no device works) or
-        invalid. `unanswered_rows` counts the rows of requests that were refused or ended without an answer, by these
-        names; `unanswered_time_sum` is the time these requests spent in the batcher. `retried` requests went back
-        into the queue because their device failed, and ended later as the others did.
+        `refusals` counts them by reason: queue_full, too_large, deadline, closed, unavailable (no device works),
+        cancelled (while it waited for another request of its sequence) or invalid. `unanswered_rows` counts the rows
+        of requests that were refused or ended without an answer, by these names; `unanswered_time_sum` is the time these
+        requests spent in the batcher. `retried` requests went back into the queue because their device failed, and
+        ended later as the others did.
 
     Batches
         `batch_times` has the batches that ran, by rows; `answer_times` the times of the answered requests;
@@ -192,6 +193,7 @@ _REFUSALS: tuple[tuple[type[BaseException], str], ...] = (
     (DeadlineExceeded, "deadline"),
     (BatcherClosed, "closed"),
     (InstanceFailed, "unavailable"),
+    (Cancelled, "cancelled"),
 )
 
 

@@ -49,7 +49,7 @@ from tensorferry.server.runtime.recovery.instance_health import InstanceEvent
 _OPENMETRICS = "application/openmetrics-text"
 _END = b"# EOF\n"
 
-_REFUSALS = ("queue_full", "too_large", "deadline", "closed", "unavailable", "invalid")
+_REFUSALS = ("queue_full", "too_large", "deadline", "closed", "unavailable", "cancelled", "invalid")
 _PROCESS_STATES = ("starting", "serving", "waiting", "ended")
 # Codes of requests that are refused before the queue. Other codes are listed once they occur.
 _CODES = (
