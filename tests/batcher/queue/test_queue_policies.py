@@ -6,6 +6,7 @@ The cases of timeouts and sizes are those of Triton's own tests of its queue pol
 from __future__ import annotations
 
 import math
+import random
 from concurrent.futures import Future
 from typing import Any
 
@@ -44,6 +45,23 @@ def test_a_shorter_queue_time_wakes_a_worker_that_waits_out_a_window(
     clock.await_sleepers(until=3.0)
     clock.advance(3.0)
     assert isinstance(sooner.await_outcome().error, DeadlineExceeded)
+
+
+def test_timeouts_pass_in_their_order_although_many_requests_were_withdrawn(
+    busy: Busy, clock: VirtualClock
+) -> None:
+    batcher, _ = busy(None, 1, policies=[QueuePolicy(100.0, overridable=True)], clock=clock)
+    times = random.Random(1).sample(range(1, 97), 96)
+    left = {}
+    for number, time in enumerate(times):
+        request, recorder = enqueue(batcher, [1.0], max_queue_time=float(time))
+        left[time] = recorder
+        if number % 2:
+            batcher.cancel(request)
+            del left[time]
+    for time in sorted(left):
+        clock.advance(time - clock.now())
+        assert isinstance(left[time].await_outcome().error, DeadlineExceeded)
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
