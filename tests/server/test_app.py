@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.models import small
 from support.server.rig import PATIENCE, Make, fp32, request
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 from tensorferry.protos.standard import reflection_pb2 as standard
 from tensorferry.server.app import App
+from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.names import REFLECTION_SERVICES
 from tensorferry.server.system.addresses import address_of
 from tensorferry.server.transport.lane import batched_sends
@@ -59,6 +62,34 @@ def test_the_life_of_a_server_from_start_to_stop(make: Make, transport: str) -> 
             stub.ModelInfer(request({"x": fp32(2, 3)}), timeout=PATIENCE)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert app.stop()
+    assert app.stop()
+
+
+def test_only_a_model_that_serves_needs_a_restart_if_its_device_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "m" / "1" / "model.onnx"
+    path.parent.mkdir(parents=True)
+    small.twice(path)
+    config = ServerConfig(
+        (),
+        model_repositories=(tmp_path,),
+        port=0,
+        device="cpu",
+        model_control="explicit",
+        load_models=("m",),
+    )
+    lost: list[str] = []
+    app = App(config, on_device_loss=lost.append)
+    app.start()
+    app.load()
+    replaced = app.registry.get("m")
+    small.centred(path)
+    with connect(app) as channel:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="m"), timeout=PATIENCE)
+    for model in (replaced, app.registry.get("m")):
+        assert lost == []
+        model.health.mark_down(0, "the device hangs", unrecoverable=True)
+    assert lost == ["the device hangs"]
     assert app.stop()
 
 

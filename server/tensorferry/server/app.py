@@ -37,7 +37,7 @@ from tensorferry.server.models.lifecycle.idle_work import IdleWork
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
 from tensorferry.server.models.lifecycle.model import Model
-from tensorferry.server.models.lifecycle.registry import ModelRegistry
+from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState
 from tensorferry.server.models.lifecycle.unloading import wait_until_idle
 from tensorferry.server.models.repository.declared_sources import declared_sources, warn_of_unknown_calls
 from tensorferry.server.models.repository.embedding_sources import embedding_sources
@@ -95,7 +95,7 @@ class App:
 
     `stop` can be called at any time, from any thread, to stop at once. With `log_output`, clients can read the log
     settings, and change them if the configuration allows it. `on_device_loss` is called with the reason, on any thread,
-    when no instance of a model works and only a restart can help.
+    when no instance of a model works and only a restart can help, unless the model is replaced or unloaded.
     """
 
     def __init__(
@@ -403,7 +403,7 @@ class App:
             self._telemetry.response_hook,
             self._watchdog,
             on_health_change=self._health_changed,
-            on_device_lost=self._on_device_loss,
+            on_device_lost=self._device_lost,
             batch_started=None if self._several is None else note_running,
             calls=self._calls.of_batch,
             registry=self.registry,
@@ -415,6 +415,12 @@ class App:
     def _health_changed(self, health: InstanceHealth) -> None:
         self.registry.health_changed(health)
         self._model_changed(health.name)
+
+    def _device_lost(self, health: InstanceHealth, reason: str) -> None:
+        # A model that was replaced or is being unloaded needs no restart.
+        entries = [entry for entry in self.registry.entries() if entry.state is not ModelState.UNLOADING]
+        if any(entry.model is not None and entry.model.health is health for entry in entries):
+            self._on_device_loss(reason)
 
     def _model_changed(self, name: str) -> None:
         self._calls.graph.forget(name)

@@ -50,6 +50,18 @@ def test_the_table_of_the_model_applies(
     assert printed(path, "--instances", "3", "--threads", "2") == (32, 3, {"intra_op_thread_count": "2"})
 
 
+def test_states_of_the_table_are_no_tensors_of_clients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(f"[models.a]\npath = '{small.keeping(tmp_path / 'a.onnx')}'\nstate = 'past=next'")
+    assert show_config.main(["a", "--device", "cpu", "--config", str(file)]) == 0
+    config = parse_config(capsys.readouterr().out, "")
+    tensors = [[tensor.name for tensor in each] for each in (config.input, config.output)]
+    assert tensors == [["x"], ["y"]]
+    assert config.sequence_batching.state[0].input_name == "past"
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [

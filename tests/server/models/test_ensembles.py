@@ -206,6 +206,20 @@ def test_a_client_may_send_the_configuration_of_an_ensemble(served: ServedReposi
     assert served.ask().tolist() == (2 * fp32(2, 3)).tolist(), "its configuration is still what was sent"
 
 
+def test_a_configuration_is_kept_if_only_some_versions_could_be_loaded_with_it(
+    served: ServedRepository,
+) -> None:
+    served.write("e", config=ensemble(("first", "image", "scores")))
+    control = served.start("first")
+    served.write("first", version=2)
+    sent = parse_config("max_batch_size: 16 version_policy { all { } }", "test")
+    with pytest.raises(LoadFailedError, match="version 2 is at UNAVAILABLE state"):
+        control.load("first", sent)
+    (served.root / "first" / "2").rmdir()
+    control.load("e")
+    assert served.registry.get("first").max_batch_size == 16
+
+
 @pytest.mark.parametrize("dependents", [True, False])
 def test_unloading_answers_the_requests_that_the_ensemble_has_accepted(
     served: ServedRepository, dependents: bool

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from polling import until
-from support.models import mixing, small
+from support.models import external, mixing, small
 from support.server.rig import PATIENCE, Array, Load, fp32
 
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
@@ -25,8 +25,10 @@ from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
 from tensorferry.server.models.lifecycle import loader
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.onnx.inspection.inspection import Wanted, inspect_model
+from tensorferry.server.runtime.checks import check_cache
 from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.checks.trial_runs import loads_still_run
+from tensorferry.server.runtime.files import fp16
 from tensorferry.server.runtime.recovery.watchdog import Watchdog
 from tensorferry.server.runtime.session import Session
 
@@ -211,3 +213,25 @@ def test_a_trial_run_that_cannot_be_ended_is_left_and_named(
     assert loads_still_run()
     ended.set()
     until(loads_still_run, lambda runs: not runs)
+
+
+@pytest.mark.parametrize("changed", ["m.onnx", "weights"])
+def test_a_model_whose_files_are_replaced_while_it_is_loaded_is_refused(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session has the old files, and the check of its batches reads the new ones. So it is without a cache, too."""
+    source = ModelSource("m", tmp_path / "m.onnx")
+    external.scaled(source.path, 2, "weights")
+    (tmp_path / "new").write_bytes((tmp_path / changed).read_bytes())
+
+    def replaced(path: Path, *options: Any) -> Session:
+        session = Session(path, *options)
+        (tmp_path / "new").rename(tmp_path / changed)
+        return session
+
+    monkeypatch.setattr(check_cache, "cache_directory", lambda: None)
+    monkeypatch.setattr(fp16, "Session", replaced)
+    with pytest.raises(
+        StartError, match=r"m\.onnx: its files have changed while it was loaded; load it again"
+    ):
+        loader.load_model(source, LoadContext(ServerConfig((source,))))

@@ -197,6 +197,41 @@ def test_a_changed_file_of_the_same_size_is_detected(tmp_path: Path) -> None:
     assert fingerprints(tmp_path) != before
 
 
+def test_a_config_that_is_replaced_while_it_is_read_is_detected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = add(tmp_path, "m", "1", config="max_batch_size: 4")
+
+    def replacing(path: Path) -> ModelConfig:
+        result = read_config(path)
+        (home / "new").write_text("max_batch_size: 16")
+        (home / "new").rename(path)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(repository, "read_config", replacing)
+        (before,) = Repository([tmp_path]).versions("m")
+    (after,) = Repository([tmp_path]).versions("m")
+    configs = (before.source.config, after.source.config)
+    assert [config and config.max_batch_size for config in configs] == [4, 16]
+    assert before.fingerprint != after.fingerprint
+
+
+def test_an_empty_configuration_differs_from_none(tmp_path: Path) -> None:
+    """It has the default of every field, and replaces the file."""
+    add(tmp_path, "m", "1", config="max_batch_size: 4")
+    (sent,) = Repository([tmp_path]).versions("m", ModelConfig())
+    assert [sent.fingerprint] != fingerprints(tmp_path)
+
+
+def test_a_link_that_leads_nowhere_is_no_file(tmp_path: Path) -> None:
+    """Emacs makes one beside a file that is edited."""
+    home = add(tmp_path, "m", "1")
+    before = fingerprints(tmp_path)
+    (home / ".#config.pbtxt").symlink_to("user@host.1234:1700000000")
+    assert fingerprints(tmp_path) == before
+
+
 def test_a_link_to_a_parent_directory_is_not_followed(tmp_path: Path) -> None:
     home = add(tmp_path, "m", "1")
     (home / "1" / "again").symlink_to(home)

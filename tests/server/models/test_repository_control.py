@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from polling import until
 from support.models.controlled import ScriptedRepository, run_in_thread
@@ -134,6 +136,31 @@ def test_a_waiting_caller_gets_an_error_at_shutdown(repository: ScriptedReposito
 
 
 # Polling.
+
+
+def test_a_version_that_could_not_be_loaded_is_forgotten_once_it_is_gone(
+    repository: ScriptedRepository, tmp_path: Path
+) -> None:
+    repository.add("m", "1")
+    control = repository.start("m")
+    gone = {repository.root / name: tmp_path / name.replace("/", "-") for name in ("m/2", "bad")}
+
+    def unloaded() -> dict[tuple[str, str], bool]:
+        return {(each.name, each.version): each.is_unloaded for each in repository.registry.entries()}
+
+    repository.add("m", "2", "broken")
+    repository.add("bad", "1", "broken")
+    control._poll()
+    assert not any(unloaded().values())
+    for path, elsewhere in gone.items():
+        path.rename(elsewhere)
+    control._poll()
+    assert unloaded() == {("bad", "1"): True, ("m", "1"): False, ("m", "2"): True}
+    assert repository.serving() == "good"
+    for path, elsewhere in gone.items():
+        elsewhere.rename(path)
+    control._poll()
+    assert sorted(repository.loads[1:]) == ["bad/1: broken", "bad/1: broken", "m/2: broken", "m/2: broken"]
 
 
 def test_polling_reports_an_unreadable_model_once(

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import pytest
 from polling import until
-from support.models import small
+from support.models import external, small
 
 from tensorferry.server.runtime.checks import check_cache as module
 from tensorferry.server.runtime.checks.check_cache import CheckCache
@@ -59,3 +59,17 @@ def test_a_file_that_is_emptied_while_it_is_read_has_no_result(
     cache.put("kind", "conditions", 1)
     assert cache.get("kind", "conditions") is None
     assert not check_cache.exists()
+
+
+def test_a_link_to_other_weights_is_a_change(tmp_path: Path) -> None:
+    """Both files of weights are older than the check."""
+    path = tmp_path / "m.onnx"
+    external.scaled(path, 2.0, "weights")
+    (tmp_path / "weights").rename(tmp_path / "old")
+    (tmp_path / "new").write_bytes((tmp_path / "old").read_bytes())
+    (tmp_path / "weights").symlink_to("old")
+    cache = CheckCache(path, OrtOptions(), ["cpu"])
+    cache.put("kind", "conditions", 1)
+    (tmp_path / "link").symlink_to("new")
+    (tmp_path / "link").rename(tmp_path / "weights")
+    assert cache.get("kind", "conditions") is None

@@ -16,9 +16,7 @@ from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource, 
 from tensorferry.server.errors import ConfigError, StartError
 from tensorferry.server.models.config_pbtxt.ensembles import complete_ensemble, is_ensemble, named_models
 from tensorferry.server.models.config_pbtxt.pbtxt import config_text
-from tensorferry.server.models.config_pbtxt.sequence_batching import configured_sequences
 from tensorferry.server.models.config_pbtxt.supported_fields import ModelKind, check_fields
-from tensorferry.server.models.lifecycle.sequences import config_for_clients
 from tensorferry.server.models.repository.declared_sources import declared_source, declared_sources
 from tensorferry.server.models.repository.fetched_sources import fetched_sources
 from tensorferry.server.names import printable, printable_lines
@@ -91,14 +89,16 @@ def _completed(source: ModelSource, server_config: ServerConfig) -> Iterator[tup
         yield f"an ensemble of {names}, with whose configurations a server compares it", config
     elif source.path.suffix == PYTHON_SUFFIX:
         sources = declared_sources([source]) if source.directory is None else [declared_source(source)]
-        for _, model in loaded_models(sources, server_config):
-            yield model.batching, model.config
+        yield from _loaded(sources, server_config)
+    elif server_config.state or (source.config is not None and source.config.HasField("sequence_batching")):
+        # Loaded, because that finds the tensors that clients do not see.
+        yield from _loaded([source], server_config)
     else:
         with ExitStack() as scratch:
             prepared = prepare_model(source, server_config, choose_device(server_config.device), scratch)
-        config = prepared.config
-        if source.config is not None:
-            sequences = configured_sequences(source.config, source.name, source.directory)
-            if sequences is not None:
-                config = config_for_clients(config, source, sequences)
-        yield prepared.batching.description, config
+        yield prepared.batching.description, prepared.config
+
+
+def _loaded(sources: Sequence[ModelSource], server_config: ServerConfig) -> Iterator[tuple[str, ModelConfig]]:
+    for _, model in loaded_models(sources, server_config):
+        yield model.batching, model.config

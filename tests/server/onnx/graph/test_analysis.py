@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from server.onnx.graph.build import analysed
+import numpy as np
+import onnx
+from server.onnx.graph.build import analysed, model
 
 from tensorferry.server.onnx.graph import BatchAnalysis, RowMixing, analyse_batching
 
@@ -28,6 +30,18 @@ def test_a_custom_operator_is_named(tmp_path: Path) -> None:
     assert found.reasons == ("com.acme.Foo y is an operator that cannot be analysed",)
     on_constants = "c = Constant <value_float = 2.0> () d = com.acme.Foo (c) y = Relu (x)"
     assert analysed(tmp_path, text.replace("y = com.acme.Foo(x)", on_constants)).finding is RowMixing.SEPARATE
+
+
+def test_a_constant_in_another_file_is_read_again_if_that_is_replaced(tmp_path: Path) -> None:
+    made = model(
+        "g (float[N, 3] x) => (float[a, b] y) { y = Reshape (x, sizes) }", constants={"sizes": [-1, 3]}
+    )
+    path, weights = tmp_path / "m.onnx", tmp_path / "weights"
+    onnx.save(made, path, save_as_external_data=True, size_threshold=0, location=weights.name)
+    assert analyse_batching(path, ["x"]).finding is RowMixing.SEPARATE
+    (tmp_path / "new").write_bytes(np.array([1, -1]).tobytes())
+    (tmp_path / "new").rename(weights)
+    assert analyse_batching(path, ["x"]).finding is not RowMixing.SEPARATE
 
 
 def test_a_file_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_broken_session_is_freed_before_the_rebuild() -> None:
 
 def test_delays_between_failed_rebuilds_double_and_the_fifth_reports_the_loss() -> None:
     lost: list[str] = []
-    health = InstanceHealth("m", "1", lost=lost.append)
+    health = InstanceHealth("m", "1", lost=lambda health, reason: lost.append(reason))
     failures = 8
 
     def rebuild() -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from polling import until
 from support.models import small
 from support.server.cpu_as_device import CountingDeviceMemory
 from support.server.rig import PATIENCE, Load, fp32
@@ -130,6 +131,22 @@ def test_a_copy_that_fails_reports_a_broken_device(
     assert model.batcher.submit_rows({"x": x}).result(PATIENCE)["y"].tolist() == (x * 2).tolist()
     assert len(faults.sessions) == old + 1
     assert model.health.reason is None
+
+
+def test_a_broken_session_is_not_rebuilt_from_a_file_that_was_replaced(
+    load: Load, faults: Faults, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The new file may have other inputs, or mix rows."""
+    model, path, x = load(small.twice), tmp_path / "m.onnx", fp32(2, 3)
+    path.rename(tmp_path / "loaded")
+    small.softmax_over_rows(path)
+    faults.armed = 1
+    with pytest.raises(InstanceFailed, match="tries to rebuild its session failed"):
+        model.batcher.submit_rows({"x": x}).result(PATIENCE)
+    assert "m.onnx: its files have changed since it was loaded; load it again" in caplog.text
+    (tmp_path / "loaded").rename(path)
+    until(lambda: model.health.reason is None)
+    assert model.batcher.submit_rows({"x": x}).result(PATIENCE)["y"].tolist() == (x * 2).tolist()
 
 
 def test_an_uploaded_model_is_rebuilt_from_its_files(

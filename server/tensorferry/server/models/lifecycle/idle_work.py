@@ -10,9 +10,10 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 from tensorferry.batcher import StatefulBatcher
 from tensorferry.batcher.learning.paying_rows import powers_of_two
@@ -21,7 +22,6 @@ from tensorferry.server.errors import ServerError, StartError
 from tensorferry.server.models.lifecycle.loader import declared_onnx
 from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
-from tensorferry.server.onnx.graph.model_file import external_files
 from tensorferry.server.onnx.loading.chosen_layout import ChosenLayout
 from tensorferry.server.onnx.loading.preparation import PreparedModel, prepare_model
 from tensorferry.server.onnx.measuring.core_layouts import LAYOUT_RULE, Layout, LayoutTime, better_layout
@@ -30,6 +30,7 @@ from tensorferry.server.onnx.measuring.measuring_child import MeasuredModel
 from tensorferry.server.processes.child import Child
 from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.checks.sampling import varies
+from tensorferry.server.runtime.files.file_record import FileRecord
 from tensorferry.server.system.threads import ThreadKind, new_thread
 from tensorferry.serving import OnnxModel
 
@@ -69,8 +70,8 @@ class IdleWork:
         self._idle_seconds = idle_seconds
         # Names and versions, so that no model is kept in memory that was unloaded.
         self._waiting: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
-        # What was seen of their files when they were loaded. Each operation is atomic.
-        self._files: dict[tuple[str, str], Hashable] = {}
+        # The files that they were loaded from. Each operation is atomic.
+        self._files: dict[tuple[str, str], FileRecord] = {}
         self._closed = threading.Event()
         # Guards the fields below, so that nothing is started after `end`. No waiting while it is held.
         self._lock = threading.Lock()
@@ -94,7 +95,7 @@ class IdleWork:
         source = model.open_checks or model.open_layout
         if source is None:
             return
-        self._files[model.name, model.version] = _files_of(source)
+        self._files[model.name, model.version] = FileRecord(_file_of(source))
         self._waiting.put((model.name, model.version))
         with self._lock:
             self._start_if_needed_locked()
@@ -171,7 +172,7 @@ class IdleWork:
     def _reason_to_keep(self, source: ModelSource, replacement: Model) -> str:
         """Return why a model must not be replaced; "" if it may."""
         name, version = replacement.name, replacement.version
-        if _files_of(source) != self._files.get((name, version)):
+        if self._files[name, version].has_changed():
             return "its files have changed since it was loaded; load it again"
         for user in self._registry.users(name):
             for used in user.uses:
@@ -243,17 +244,9 @@ def _end(model: Model) -> None:
     model.release()
 
 
-def _files_of(source: ModelSource) -> Hashable:
-    """Return what changes with a model's file and its weights in other files; None if they cannot be read."""
+def _file_of(source: ModelSource) -> Path:
     path, declared = source.path, source.declaration
-    if isinstance(declared, OnnxModel) and not declared.address:
-        path = path.parent / declared.path
-    try:
-        files = [path, *(path.parent / name for name in sorted(external_files(path)))]
-        found = [each.stat() for each in files]
-    except OSError:
-        return None
-    return tuple([(each.st_size, each.st_mtime_ns, each.st_ino) for each in found])
+    return path.parent / declared.path if isinstance(declared, OnnxModel) and not declared.address else path
 
 
 def _lengths_of_last_request(model: Model) -> Mapping[str, int]:

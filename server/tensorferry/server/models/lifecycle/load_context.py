@@ -29,7 +29,7 @@ class LoadContext:
     response_hook: ResponseBurstHook | None = None
     watchdog: Watchdog | None = None
     on_health_change: Callable[[InstanceHealth], None] = lambda health: None
-    on_device_lost: Callable[[str], None] = lambda reason: None
+    on_device_lost: Callable[[InstanceHealth, str], None] = lambda health, reason: None
     batch_started: BatchStartCallback | None = None
     calls: CallsOfBatch = no_calls
     registry: ModelRegistry = field(default_factory=ModelRegistry)

@@ -220,6 +220,16 @@ class ModelRegistry:
                 unloaded = RegistryEntry(*which, ModelState.UNAVAILABLE, None, _UNLOADED)
                 self._put_locked(entry.after or unloaded)
 
+    def forget_failure(self, name: str, version: str) -> bool:
+        """Record a version that could not be loaded as unloaded; return False if there is no such failure."""
+        with self._lock:
+            entry = self._entries.get(name, {}).get(version)
+            if entry is None or entry.is_unloaded or (entry.model is not None and entry.after is None):
+                return False
+            unloaded = RegistryEntry(name, version, ModelState.UNAVAILABLE, None, _UNLOADED)
+            self._put_locked(unloaded if entry.model is None else replace(entry, after=None))
+        return True
+
     def _put_unless_it_runs_locked(self, entry: RegistryEntry) -> None:
         """Put the entry of a version that is loaded, now or once it is unloaded; not in place of one that is ready."""
         now = self._entries.get(entry.name, {}).get(entry.version)

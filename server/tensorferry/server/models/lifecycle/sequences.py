@@ -72,7 +72,7 @@ def with_sequences(
         )
     limits = SequenceLimits(config.max_sequences, config.max_state_bytes, configured.idle_seconds)
     sequences = DeclaredSequences(tuple(tensors), controls, limits)
-    described = config_for_clients(step.config, source, configured)
+    described = _config_for_clients(step.config, source, configured)
     return replace(step, signature=kept, config=described, sequences=sequences)
 
 
@@ -151,7 +151,7 @@ def _fits(dims: Sequence[int | str], others: Sequence[int | str]) -> bool:
     )
 
 
-def config_for_clients(
+def _config_for_clients(
     config: ModelConfig, source: ModelSource, sequences: ConfiguredSequences
 ) -> ModelConfig:
     """Return a completed configuration as clients see it: without the tensors that the server fills."""

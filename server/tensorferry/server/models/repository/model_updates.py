@@ -150,16 +150,20 @@ class ModelUpdater:
         failures = [
             failure for version in versions if (failure := self._load_version(version, update, outgoing))
         ]
-        if failures:
-            if sent != _NOTHING_SENT:
-                # It is not tried again, because what was sent is not kept.
-                self._steps[name] = steps_before
-            # The outgoing versions continue to serve, because their replacement is missing.
-            raise LoadFailedError(f"load failed for model {name!r}: {'; '.join(failures)}")
-        self._sent[name] = sent
-        self._unload(name, outgoing)
-        if self._loaded.get(name) != before:
+        if not failures:
+            # Otherwise the outgoing versions continue to serve, because their replacement is missing.
+            self._unload(name, selected)
+        changed = self._loaded.get(name) != before
+        if changed or not failures:
+            # Also if only some versions serve with what was sent.
+            self._sent[name] = sent
+        elif sent != _NOTHING_SENT:
+            # It is not tried again, because what was sent is not kept.
+            self._steps[name] = steps_before
+        if changed:
             self._update_users(name, update.users)
+        if failures:
+            raise LoadFailedError(f"load failed for model {name!r}: {'; '.join(failures)}")
 
     def _update_steps(self, source: ModelSource, update: Update) -> StartError | None:
         """Load the models that steps of a model name; return the error if one of them does not serve."""
@@ -289,24 +293,30 @@ class ModelUpdater:
         """Unload all versions of a model; with `dependents` also the models that were loaded for its steps alone."""
         self._forget_unreadable(name)
         steps = self._steps.get(name, ())
-        self._unload(name, list(self._loaded.get(name, ())))
+        self._unload(name)
         for step in steps if dependents else ():
             users = [user for user in self._steps if user in self.named or self._loaded.get(user)]
             needed = any(step in self._steps[user] for user in users)
             if step in self._loaded_for_steps and not needed:
                 self.unload(step, dependents=True)
 
-    def _unload(self, name: str, versions: Sequence[str]) -> None:
+    def _unload(self, name: str, kept: Set[str] = frozenset()) -> None:
+        """Unload the loaded versions of a model, and forget those that failed to load, except those that are `kept`."""
+        loaded, failed = self._loaded.get(name, {}), self._failed.get(name, {})
         for entry in self._registry.entries():
-            if entry.name == name and entry.version in versions and entry.model is not None:
+            version = entry.version
+            if entry.name != name or version in kept:
+                continue
+            failed.pop(version, None)
+            if loaded.pop(version, None) is not None and entry.model is not None:
                 model = self._registry.mark_unloading(entry.model)
-                _log.info("model %s version %s is being unloaded", name, entry.version)
+                _log.info("model %s version %s is being unloaded", name, version)
                 self._changed(name)
                 self._unloader.unload(model)
-        for version in versions:
-            self._loaded[name].pop(version, None)
-        if not self._loaded.get(name):
-            for known in (self._loaded, self._steps, self._sent):
+            elif self._registry.forget_failure(name, version):
+                self._changed(name)
+        if not loaded:
+            for known in (self._loaded, self._failed, self._steps, self._sent):
                 known.pop(name, None)
             self._loaded_for_steps.discard(name)
 

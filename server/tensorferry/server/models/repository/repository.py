@@ -129,6 +129,9 @@ def _versions(
     if mirror is not None:
         mirror.fetch(directory.name)
     file = directory / CONFIG_FILE
+    present = {int(entry.name): entry for entry in directory.iterdir() if _is_version(entry)}
+    # Before they are read, so that a change meanwhile is found by the next look.
+    files = _files(directory, skip=present)
     config = given
     if config is None and file.is_file():
         config = read_config(file)
@@ -138,7 +141,6 @@ def _versions(
         raise RepositoryError(
             f"{file} has the name {config.name!r}; it must be that of its directory, {directory.name!r}, or none"
         )
-    present = {int(entry.name): entry for entry in directory.iterdir() if _is_version(entry)}
     selected = _by_policy(present, config)
     if not selected:
         found = f"version {', '.join(map(str, sorted(present)))}" if present else "none"
@@ -150,10 +152,9 @@ def _versions(
         _check_remote_libraries(config, mirror, file)
         for number in selected:
             mirror.fetch(f"{directory.name}/{number}")
-    common = (
-        given.SerializeToString(deterministic=True) if given is not None else b"",
-        _files(directory, skip=present),
-    )
+    # Not b"" without one, because an empty configuration is one, too.
+    common = (given.SerializeToString(deterministic=True) if given is not None else None, files)
+    fingerprints = {number: (common, _files(present[number])) for number in selected}
     paths = {
         number: file if is_ensemble(config) else _model_file(present[number], config) for number in selected
     }
@@ -162,7 +163,7 @@ def _versions(
     versions = []
     for number, path in paths.items():
         source = ModelSource(directory.name, path, str(number), config, directory)
-        versions.append(ServedVersion(source, (common, _files(present[number]))))
+        versions.append(ServedVersion(source, fingerprints[number]))
     return versions
 
 
@@ -256,6 +257,9 @@ def _files(directory: Path, skip: dict[int, Path] | None = None) -> Hashable:
     for entry in sorted(directory.iterdir()):
         # Python writes bytecode beside code that it imports.
         if entry in skipped or entry.name == "__pycache__":
+            continue
+        # A link that leads nowhere is no file. Emacs makes one beside a file that is edited.
+        if entry.is_symlink() and not entry.exists():
             continue
         # A link to a directory is not followed, because it may lead to a parent directory.
         if entry.is_dir() and not entry.is_symlink():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,6 +33,10 @@ _INSIDE: dict[str, dict[int, str]] = {
 _LISTS = (7, 8, 9)
 
 
+# Inode, time and size of a file.
+FileStatus = tuple[int, int, int]
+
+
 class UnreadableModel(ValueError):
     """The file is not an ONNX model."""
 
@@ -43,19 +47,40 @@ def read_model(path: Path) -> onnx.ModelProto:
     The last result is cached, because loading a model needs it more than once. Callers must not change it.
     """
     try:
-        status = path.stat()
+        status = _status(path)
     except OSError as error:
         raise UnreadableModel(f"cannot be read: {error.strerror}") from error
-    return _read(path, status.st_ino, status.st_mtime_ns, status.st_size)
+    model, read = _read(path, status)
+    if any(status_if_any(file) != found for file, found in read.items()):
+        # Numbers of another file were replaced, and the file itself was not.
+        _read.cache_clear()
+        model, _ = _read(path, status)
+    return model
+
+
+def status_if_any(path: Path) -> FileStatus | None:
+    """Return what changes with a file; None if it is missing."""
+    try:
+        return _status(path)
+    except (OSError, ValueError):
+        # A ValueError if the name has a null character, which a graph may give.
+        return None
+
+
+def _status(path: Path) -> FileStatus:
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 @lru_cache(maxsize=1)
-def _read(path: Path, _inode: int, _modified: int, size: int) -> onnx.ModelProto:
-    model = _parsed(path, size)
-    for tensor in tensors_in(model):
-        if external_data_helper.uses_external_data(tensor):
-            _read_if_small(tensor, path.parent)
-    return model
+def _read(path: Path, status: FileStatus) -> tuple[onnx.ModelProto, Mapping[Path, FileStatus | None]]:
+    """Return a model, and the files that its external data is in, as they were before."""
+    model = _parsed(path, status[2])
+    outside = [tensor for tensor in tensors_in(model) if external_data_helper.uses_external_data(tensor)]
+    files = {file: status_if_any(file) for file in {path.parent / name for name in _locations(outside)}}
+    for tensor in outside:
+        _read_if_small(tensor, path.parent)
+    return model, files
 
 
 def external_files(path: Path) -> frozenset[str]:
@@ -67,13 +92,13 @@ def external_files(path: Path) -> frozenset[str]:
         model = _parsed(path, path.stat().st_size)
     except UnreadableModel:
         return frozenset()
-    return frozenset(
-        entry.value
-        for tensor in tensors_in(model)
-        if external_data_helper.uses_external_data(tensor)
-        for entry in tensor.external_data
-        if entry.key == "location"
-    )
+    outside = (tensor for tensor in tensors_in(model) if external_data_helper.uses_external_data(tensor))
+    return frozenset(_locations(outside))
+
+
+def _locations(tensors: Iterable[onnx.TensorProto]) -> Iterator[str]:
+    for tensor in tensors:
+        yield from (entry.value for entry in tensor.external_data if entry.key == "location")
 
 
 def _parsed(path: Path, size: int) -> onnx.ModelProto:

@@ -72,6 +72,15 @@ def load_onnx_step(
         settings, io_mapping = prepared.settings, prepared.io_mapping
         config = with_default_padding(config, source.name, io_mapping.signature, ragged)
         loaded = _load_sessions(source, config, prepared)
+        steady = (
+            "cpu" in settings.devices
+            and replacing_library(settings.ort_options.op_libraries) is None
+            and _is_steady(source.path, prepared.cache)
+        )
+        impure = _impurity(source.path, settings.ort_options.op_libraries)
+        # After all that reads the files, because the sessions and what was found must be of the same ones.
+        if prepared.files.has_changed():
+            raise StartError(f"{source.path}: its files have changed while it was loaded; load it again")
         probed = ProbedModel(
             source.name,
             prepared.file.path,
@@ -123,12 +132,10 @@ def load_onnx_step(
         warmup={} if varies(io_mapping.signature) else prepared.run_seconds,
         padding=loaded.padding,
         empty_axes=probe.found,
-        steady="cpu" in settings.devices
-        and replacing_library(settings.ort_options.op_libraries) is None
-        and _is_steady(source.path, prepared.cache),
+        steady=steady,
         open_layout=prepared.layouts.open,
         open_checks=prepared.budget.ran_out and prepared.batching.verdict not in _SETTLED,
-        impure=_impurity(source.path, settings.ort_options.op_libraries),
+        impure=impure,
     )
 
 
@@ -190,6 +197,7 @@ def _load_sessions(source: ModelSource, config: ServerConfig, prepared: Prepared
         prepared.working_size,
         padded_sizes,
         config.max_queue_size,
+        prepared.files,
     )
     sessions = [prepared.session]
     # Each instance has its own copy of the weights.

@@ -32,6 +32,7 @@ from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.checks.sampling import Run
 from tensorferry.server.runtime.checks.trial_runs import limit_trial_runs
 from tensorferry.server.runtime.devices import available_devices
+from tensorferry.server.runtime.files.file_record import FileRecord
 from tensorferry.server.runtime.files.fp16 import ModelFile, model_file
 from tensorferry.server.runtime.files.op_libraries import libraries_for
 from tensorferry.server.runtime.ort_options import (
@@ -54,7 +55,7 @@ class PreparedModel:
     batch axis, with which the model runs; None if none was found. `run_seconds` has the time of one row and of two, by rows,
     as far as they were run. `precision` is the relative precision of its FP32 outputs on its devices. `cache` has what
     checks of its file found, and `budget` the time that they may take. Making the session took `session_seconds`.
-    `layouts` has those of the cores that can be chosen for it.
+    `layouts` has those of the cores that can be chosen for it. `files` is the record of its files, made before they were read.
     """
 
     file: ModelFile
@@ -70,6 +71,7 @@ class PreparedModel:
     budget: LoadBudget
     session_seconds: float
     layouts: ChosenLayout
+    files: FileRecord
 
 
 def prepare_model(
@@ -115,14 +117,15 @@ def _prepare(
         ort_options_for(base, server_config, source.name),
         op_libraries=libraries_for(base, source, server_config.custom_ops),
     )
+    # Before the file is read, so that no result is used or kept for a file that was replaced meanwhile.
+    cache = CheckCache(source.path, ort_options, devices)
+    files = cache.files
     file = model_file(source.path, ort_options, scratch)
     if ort_options.fp16 is not None and "cpu" in devices:
         _log.warning(
             "model %s: it is in FP16 on the CPU, which computes most operators in FP32, so it does not get faster there",
             source.name,
         )
-    # Before the session, so that no result is kept for a file that was replaced meanwhile.
-    cache = CheckCache(source.path, ort_options, devices)
     layouts = ChosenLayout(cache, layouts_to_choose(server_config, base, devices, ort_options))
     if layout := layouts.get():
         groups = instance_groups(requested, source.name, machine, layout.sessions)
@@ -193,6 +196,7 @@ def _prepare(
         budget,
         session_seconds,
         layouts,
+        files,
     )
 
 

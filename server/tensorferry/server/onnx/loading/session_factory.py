@@ -15,6 +15,7 @@ from tensorferry.server.models.config_pbtxt.settings import ModelSettings
 from tensorferry.server.observability.logs.load_progress import set_load_stage
 from tensorferry.server.onnx.loading.warmup_samples import WarmupSample
 from tensorferry.server.runtime.checks.sampling import Run, random_inputs
+from tensorferry.server.runtime.files.file_record import FileRecord
 from tensorferry.server.runtime.files.fp16 import ModelFile, model_file
 from tensorferry.server.runtime.gpu.cuda_graphs import shapes_to_capture
 from tensorferry.server.runtime.session import Session
@@ -28,7 +29,7 @@ class SessionFactory:
 
     `samples` are those of the model's configuration. `working_size` is as in `PreparedModel`. `padded_sizes` has the
     axis sizes of each padded length, or one empty mapping without padding. No batch has more than `max_rows`, because
-    the queue holds no more rows.
+    the queue holds no more rows. `files` is as in `PreparedModel`.
     """
 
     source: ModelSource
@@ -38,6 +39,7 @@ class SessionFactory:
     working_size: int | None
     padded_sizes: Sequence[Mapping[str, int]]
     max_rows: int
+    files: FileRecord
 
     def session(self, file: ModelFile, device: str) -> Session:
         """Return a new session of the model's file on a device. StartError if that fails."""
@@ -83,12 +85,16 @@ class SessionFactory:
     def rebuild(self, device: str, *, runs: bool) -> Session:
         """Return a new session with captured graphs, warmed up; raise StartError if that fails.
 
-        With `runs`, a session that runs no batch is a failure. A model in FP16 is converted again, because its converted
+        With `runs`, a session that runs no batch is a failure. Files that have changed since the load are one too, because
+        the signature and the verdict are those of the old files. A model in FP16 is converted again, because its converted
         file was deleted.
         """
         with ExitStack() as scratch:
             file = model_file(self.source.path, self.settings.ort_options, scratch)
             session = self.session(file, device)
+        # Afterwards, because they may change while the session is made.
+        if self.files.has_changed():
+            raise StartError(f"{self.source.path}: its files have changed since it was loaded; load it again")
         self.capture(session)
         if not self.warm_up(session) and runs:
             raise StartError(f"model {self.source.name!r} no longer runs on {device}")

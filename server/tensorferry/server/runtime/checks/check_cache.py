@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from tensorferry.server.runtime.files.file_record import FileRecord
 from tensorferry.server.runtime.ort import onnxruntime
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.provider_packages import is_package
@@ -27,7 +28,7 @@ from tensorferry.server.system.threads import ThreadKind, new_thread
 _log = logging.getLogger("tensorferry.server")
 
 # To be increased when the checks or the format of the cache change.
-_VERSION = 8
+_VERSION = 9
 # The name of the external data file of a tensor in an ONNX file: key "location" of a StringStringEntryProto.
 _LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]*[\x00-\x7f])")
 
@@ -69,15 +70,6 @@ def _locations(data: mmap.mmap) -> Iterator[Path]:
                 yield Path(name.decode())
 
 
-def _status(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes with a file; None if it is missing."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
-
-
 def _version_of(package: str) -> str | None:
     """Return the version of a package; None if it is missing, which the session reports."""
     try:
@@ -89,9 +81,9 @@ def _version_of(package: str) -> str | None:
 class CheckCache:
     """Results of the checks of one model file, with a session's options on some devices. Thread-safe.
 
-    Make it before the session: a result is neither stored nor returned if the file has changed since. The name of each
-    entry is a digest of the files, the versions, and the conditions of the result, so an entry is never out of date. An
-    unusable directory disables the cache.
+    Make it before the file is read: a result is neither stored nor returned if a file has changed since. `files` is the
+    record of that, with the libraries of custom operators. The name of each entry is a digest of the files, the versions, and
+    the conditions of the result, so an entry is never out of date. An unusable directory disables the cache.
     """
 
     def __init__(self, path: Path, options: OrtOptions, devices: Iterable[str]) -> None:
@@ -105,12 +97,11 @@ class CheckCache:
         versions = [_version_of(package) for package in ("tensorferry", *packages)]
         self._conditions = repr((_VERSION, versions, onnxruntime.__version__, options, self.devices))
         self._made = time.time_ns()
-        self._status = _status(path)
+        self.files = FileRecord(path, self._libraries)
         # Set before the digest.
-        self._files: list[Path] = []
+        self._digested: list[Path] = []
         self._digest: Future[str] = Future()
-        if self._directory is None or self._status is None:
-            # The session reports a missing file.
+        if self._directory is None:
             self._digest.set_result("")
         else:
             # Beside the session's creation, because reading the weights of a large model takes a second.
@@ -118,17 +109,18 @@ class CheckCache:
 
     def _compute_digest(self) -> None:
         digest = ""
-        # A file that is being copied may be empty for a moment, and such a file cannot be mapped.
+        # The session reports a missing file. One that is being copied may be empty for a moment, and cannot be mapped.
         with suppress(OSError, ValueError):
-            self._files = [*files_of(self._path), *self._libraries]
-            digest = digest_of(self._files, self._conditions)
+            self._digested = [*files_of(self._path), *self._libraries]
+            digest = digest_of(self._digested, self._conditions)
         self._digest.set_result(digest)
 
     def _has_changed(self) -> bool:
         """Return whether a file may have changed since this object was made."""
         try:
-            return _status(self._path) != self._status or any(
-                each.stat().st_ctime_ns > self._made for each in self._files
+            # The times too, because a record knows no external data of a graph that cannot be read.
+            return self.files.has_changed() or any(
+                each.stat().st_ctime_ns > self._made for each in self._digested
             )
         except OSError:
             return True

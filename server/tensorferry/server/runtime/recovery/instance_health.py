@@ -41,7 +41,7 @@ class InstanceHealth:
     """Record of a model's instances that are down, and why. Thread-safe.
 
     `changed` is called outside the lock whenever `reason` may have changed; it must read `reason` again. `lost` is
-    called once, with the reason, when every instance of a stage is unrecoverable.
+    called once, with this object and the reason, when every instance of a stage is unrecoverable.
 
     `stages` has the number of instances of each stage. Instances are counted from 0 through all stages. The model works as
     long as one instance of each stage does.
@@ -53,7 +53,7 @@ class InstanceHealth:
         version: str = "",
         stages: Sequence[int] = (1,),
         changed: Callable[[InstanceHealth], None] = lambda health: None,
-        lost: Callable[[str], None] = lambda reason: None,
+        lost: Callable[[InstanceHealth, str], None] = lambda health, reason: None,
     ) -> None:
         self.name = name
         self.version = version
@@ -99,7 +99,7 @@ class InstanceHealth:
             lost = self._lost_locked() and not was_lost
         self._changed(self)
         if lost:
-            self._lost(reason)
+            self._lost(self, reason)
 
     def _lost_locked(self) -> bool:
         """Whether every instance of a stage is unrecoverable."""
