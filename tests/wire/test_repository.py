@@ -202,6 +202,9 @@ def test_a_configuration_that_cannot_be_read_is_in_the_index(
 ) -> None:
     write(root, "good", 1, scaled(1))
     write(root, "bad", 1, scaled(1), config="batch: 1")
+    (root / "odd" / "1").mkdir(parents=True)
+    # A lone surrogate has no UTF-8.
+    (root / "odd" / "1" / "model.py").write_text("raise RuntimeError(chr(0xDCFF))")
     with running(
         *("--model-repository", root, "--model-control", "explicit", "--load-model", "*"),
         *("--exit-on-error", "false"),
@@ -209,12 +212,13 @@ def test_a_configuration_that_cannot_be_read_is_in_the_index(
         logs_errors=True,
     ) as server:
         client = connect(server)
-        assert index(client) == [("bad", "", "UNAVAILABLE"), ("good", "1", "READY")]
+        odd = ("odd", "1", "UNAVAILABLE")
+        assert index(client) == [("bad", "", "UNAVAILABLE"), ("good", "1", "READY"), odd]
         bad = client.get_model_repository_index().models[0]
         assert 'Message type "inference.ModelConfig" has no field named "batch"' in bad.reason
         (root / "bad" / "config.pbtxt").unlink()
         client.load_model("bad")
-        assert index(client) == [("bad", "1", "READY"), ("good", "1", "READY")]
+        assert index(client) == [("bad", "1", "READY"), ("good", "1", "READY"), odd]
 
 
 def test_reloads_under_load_lose_nothing(explicit: Explicit, connect: Connect) -> None:

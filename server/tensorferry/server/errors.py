@@ -36,16 +36,24 @@ class UnreadResponsesError(LimitError):
         self.retry_after = retry_after
 
 
+class ResponseTooLargeError(LimitError):
+    """The response is larger than a message may be, which is known only after the model has run."""
+
+
 class NotReadyError(ServerError):
     """The model is not ready, or the server is draining."""
 
 
 class SuspectError(NotReadyError):
-    """An equal request may have ended a process, and this one cannot be tried alone yet; `retry_after` is in seconds."""
+    """An equal request may have ended a process, and this one cannot be tried alone yet.
 
-    def __init__(self, message: str, retry_after: float) -> None:
+    `retry_after` is in seconds. It is suspect until `until`, on the clock of time.monotonic.
+    """
+
+    def __init__(self, message: str, retry_after: float, until: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.until = until
 
 
 class UnauthenticatedError(ServerError):

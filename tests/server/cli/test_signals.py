@@ -40,6 +40,25 @@ def test_a_signal_that_another_thread_receives_is_forwarded() -> None:
     assert process.stdout == "15\n", process.stderr
 
 
+_HANGUP = f"""
+import os, queue, signal
+from tensorferry.server.cli.signals import forward_signals
+
+hangups = queue.SimpleQueue()
+forward_signals(hangups.put, lambda: hangups.put("hangup"))
+os.kill(os.getpid(), signal.SIGHUP)
+print(hangups.get(timeout={PATIENCE}), flush=True)
+os._exit(0)
+"""
+
+
+def test_sighup_has_a_callback_of_its_own() -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", _HANGUP], capture_output=True, text=True, env=os.environ, timeout=2 * PATIENCE
+    )
+    assert process.stdout == "hangup\n", process.stderr
+
+
 def test_signals_within_a_second_of_the_first_are_one() -> None:
     times = iter([100.0, 100.0, 100.9, 101.0, 101.1, 101.2])
     signals = StopSignals(lambda: next(times))

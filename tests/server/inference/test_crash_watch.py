@@ -59,7 +59,8 @@ class Process:
     """The service of one of several processes, with its page. Batches run once the test opens the runner."""
 
     def __init__(self, folder: Path) -> None:
-        self.now = 1000.0
+        # The watchdog's clock agrees.
+        self.now = time.monotonic()
         self.file = create_page()
         self.all_serve = True
         self.trial = TrialLock(folder, lambda: self.all_serve)
@@ -139,6 +140,7 @@ class TestDigest:
             process.digests(fp32(2, 3) + 1),
             process.digests(fp32(3, 2)),
             process.digests(fp32(2, 3), "n"),
+            process.digests(fp32(2, 3), parameters={"mode": pb.InferParameter(string_param="x")}),
             process.digests(fp32(2, 3).view(np.int32), "i"),
             process.digests(strings("a", "bc"), "s"),
             process.digests(strings("ab", "c"), "s"),
@@ -341,6 +343,21 @@ class TestRefusals:
             response_of(process.submit(fp32(1, 2), model, caller)[1].first())
         process.now += 10.0
         response_of(process.submit(fp32(1, 2), caller=ANN)[1].first())
+
+
+def test_one_that_waits_is_run_when_it_is_suspect_no_more(tmp_path: Path) -> None:
+    """Also if a process cannot be started, so that no suspect is tried."""
+    waiting, ran = waiting_suspects.WaitingSuspects(TrialLock(tmp_path, lambda: False)), list[int]()
+
+    def run() -> InferenceCall:
+        ran.append(1)
+        return InferenceCall()
+
+    waiting.put(run, lambda error: pytest.fail(str(error)), math.inf, 10.0)
+    assert waiting.check(9.0) == 10.0
+    assert not ran
+    assert waiting.check(10.0) is None
+    assert ran == [1]
 
 
 def test_a_suspect_that_is_cancelled_while_it_is_submitted_is_cancelled_afterwards() -> None:

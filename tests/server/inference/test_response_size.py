@@ -97,6 +97,18 @@ def test_dimensions_named_like_an_inputs_are_known(serving: Any, tmp_path: Path)
         assert stub.ModelInfer(message(fp32(1, 2000), "y"), timeout=PATIENCE)
 
 
+def test_the_id_and_what_is_around_the_outputs_count(serving: Any, tmp_path: Path) -> None:
+    """Otherwise gRPC refused the message, and ended the stream."""
+    with serving(repeated(tmp_path / "m.onnx")) as (_, stub):
+        # y has exactly as many bytes as a message.
+        large, small = message(fp32(5, 1), "y"), message(fp32(1, 1), "y")
+        answers = list(stub.ModelStreamInfer(iter([large, small]), timeout=PATIENCE))
+        assert sorted("--max-message-bytes" in answer.error_message for answer in answers) == [False, True]
+        named = request({"x": fp32(4, 1)}, id="i" * 3000)
+        named.outputs.add(name="y")
+        assert refused(stub, named)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 @pytest.mark.parametrize("form", ["raw", "typed"])
 def test_a_response_of_unknown_shape_is_refused_after_the_run(
     serving: Any, tmp_path: Path, form: str

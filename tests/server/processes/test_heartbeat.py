@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import sys
@@ -21,6 +22,21 @@ from tensorferry.server.processes.peers import Peers
 from tensorferry.server.processes.running_page import RunningPage, create_page, read_page
 from tensorferry.server.processes.server import Heartbeat
 from tensorferry.server.processes.suspect_requests import TrialLock
+
+
+def test_a_process_without_a_free_file_counts_as_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other connections may be served."""
+
+    def no_file(_: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    alive: queue.SimpleQueue[None] = queue.SimpleQueue()
+    heartbeat = Heartbeat(tmp_path / "self-0", lambda: alive.put(None))
+    monkeypatch.setattr(os, "eventfd", no_file)
+    assert heartbeat.ask().code() is grpc.StatusCode.UNAVAILABLE
+    alive.get(timeout=PATIENCE)
 
 
 def test_a_process_is_alive_while_its_server_answers(tmp_path: Path) -> None:

@@ -315,11 +315,16 @@ class TestCrashes:
             supervision.end(0, status if drained else KILLED)
             assert len(supervision.child(1).take("findings")) == expected
 
-    def test_a_clean_exit_has_no_cause(self, make: Make) -> None:
+    @pytest.mark.parametrize(("drained", "found"), [(True, 0), (False, 1)])
+    def test_a_clean_exit_has_a_cause_unless_it_was_ordered(
+        self, make: Make, drained: bool, found: int
+    ) -> None:
         supervision = make().ready()
+        if drained:
+            supervision.supervisor.on_signal(signal.SIGHUP)
         supervision.note_running(0, [MARKED])
         supervision.end(0, CLEAN)
-        assert not supervision.child(1).take()
+        assert len(supervision.child(1).take("findings")) == found
 
 
 class TestHeartbeats:

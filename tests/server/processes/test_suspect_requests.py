@@ -52,6 +52,9 @@ def test_sigkill_or_an_exit_needs_two_trials(number: int) -> None:
     assert suspects.after([running(1, tried=True)], number, 0.0) == Findings(600.0)
     assert suspects.after([running(2, tried=True)], number, 0.0) == Findings(600.0)
     assert suspects.after([running(1, tried=True)], number, 1.0).refused == name(1)
+    assert suspects.after([running(2, tried=True)], number, 601.0) == Findings(1201.0), (
+        "the first was long ago"
+    )
 
 
 def test_a_request_that_was_tried_beside_others_needs_two_trials() -> None:

@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import NoReturn, TypeAlias
 
@@ -37,7 +38,9 @@ _Events: TypeAlias = "queue.SimpleQueue[_Event]"
 def run_one_process(config: ServerConfig, output: logs.LogOutput) -> int:
     """Serve until SIGTERM or Ctrl-C. Return 0 after a clean stop, 1 if the server cannot start."""
     events: _Events = queue.SimpleQueue()
-    forward_signals(events.put)
+    # Operators who gave --processes expect that SIGHUP replaces processes, and not that it ends the only one.
+    forward_signals(events.put, None if config.processes == 1 else _warn_of_hangup)
+    config = replace(config, processes=1)
     watch_threads(output.flush)
 
     def on_device_loss(reason: str) -> None:
@@ -88,6 +91,12 @@ def run_one_process(config: ServerConfig, output: logs.LogOutput) -> int:
                     _log.info("%s received: requests are accepted for %g s more", name, config.drain_delay)
                 _log.info("%s received: draining for at most %g s", name, config.drain_seconds)
                 _run_in_thread("drain", _drain, app, events)
+
+
+def _warn_of_hangup() -> None:
+    _log.warning(
+        "SIGHUP received: nothing is replaced, because the server is one process; restart it to read changed files"
+    )
 
 
 def _start(app: App, events: _Events) -> None:

@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 
 from tensorferry.server.config.flags import config_file, read_flags
 from tensorferry.server.config.load import unknown_variables
@@ -51,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     _warn_of_unknown_variables()
     if division is not None:
         _log.info("%s", division)
-    return int(run_one_process(replace(config, processes=1), output))
+    return int(run_one_process(config, output))
 
 
 def _serve_reloading(config: ServerConfig, argv: Sequence[str]) -> int:

@@ -280,15 +280,15 @@ class InferenceService:
                 fail = partial(self._fail, complete, request_id, addressed, metadata)
                 sequence = None if match is None else match[4]
                 # One of a sequence is refused, because the next one would overtake it.
-                waits = isinstance(error, SuspectError) and (sequence is None or sequence.id is None)
-                if waits and self._crash_watch is not None:
+                waits = sequence is None or sequence.id is None
+                if isinstance(error, SuspectError) and waits and self._crash_watch is not None:
                     again = partial(
                         self.submit,
                         *(data, latest, complete, metadata, caller),
                         stream=stream,
                         answers=answers,
                     )
-                    waiting = self._crash_watch.waiting.put(again, fail, latest)
+                    waiting = self._crash_watch.waiting.put(again, fail, latest, error.until)
                     if waiting is not None:
                         return waiting
                 if not sampled and self._tracer.sources:

@@ -59,7 +59,12 @@ class RepositoryMethods:
         """
         _check_repository(request.repository_name)
         may_control = CONTROL in CURRENT_CLIENT.get().roles
-        shown: Callable[[str], str] = str if may_control else self._registry.public_reason
+
+        def shown(reason: str) -> str:
+            # A model's own error may have a lone surrogate, which has no UTF-8.
+            text = reason if may_control else self._registry.public_reason(reason)
+            return text.encode(errors="replace").decode()
+
         index = pb.RepositoryIndexResponse.ModelIndex
         models: list[pb.RepositoryIndexResponse.ModelIndex] = [
             index(

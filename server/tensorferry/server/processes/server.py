@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import queue
@@ -66,7 +67,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
 class Heartbeat:
     """Calls its own process by a private socket, so that the thread which serves all calls must work for an answer.
 
-    `alive` is called for each call that gets an answer, which is UNIMPLEMENTED. Not thread-safe.
+    `alive` is called for each call that gets an answer, which is UNIMPLEMENTED. It is also called if the process has no free
+    file for the connection: other connections have taken them, and may be served. Not thread-safe.
     """
 
     def __init__(self, path: Path, alive: Callable[[], None]) -> None:
@@ -86,8 +88,16 @@ class Heartbeat:
 
     def _answered(self, call: Any) -> None:
         silent = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
-        if call.code() not in silent:
+        if call.code() not in silent or not _has_free_file():
             self._alive()
+
+
+def _has_free_file() -> bool:
+    try:
+        os.close(os.eventfd(0))
+    except OSError as error:
+        return error.errno not in (errno.EMFILE, errno.ENFILE)
+    return True
 
 
 class ServerProcess:

@@ -158,9 +158,10 @@ class Supervisor:
         """Replace a child that has ended, or go on with the end of the server."""
         name, served, now = str(slot), slot.serving, self._now()
         delay = slot.end(now)
-        # A process whose requests outlast its drain exits with status 1, or is killed: they are not the cause.
+        # A process whose requests outlast its drain exits with status 1, or is killed: they are not the cause. A model may
+        # exit with any status, also 0.
         ordered = slot.draining and status.signal in (0, signal.SIGKILL)
-        if not (status.clean or ordered or self._phase is _Phase.STOPPING):
+        if not (ordered or self._phase is _Phase.STOPPING):
             self._find_cause(slot, status.signal)
         clear_page(slot.page)
         if self._phase is _Phase.STARTING and not served and not status.signal:

@@ -57,13 +57,14 @@ class Findings:
 class CauseFinder:
     """Finds the requests, and clients, that may have ended a process, by what the pages of ended ones say. Not thread-safe.
 
-    A request that was tried is the cause if nothing else ran, or at the second death. A client is refused
+    A request that was tried is the cause if nothing else ran, or at the second death in ten minutes. A client is refused
     if its requests ran at three deaths in ten minutes, and no other client's at all three.
     """
 
     # Of the last deaths: when, and the owners of the requests that ran.
     _deaths: deque[tuple[float, frozenset[bytes]]] = field(default_factory=lambda: deque(maxlen=_MOST_DEATHS))
-    _killed: Counter[bytes] = field(default_factory=Counter)
+    # How often each request died in trials, and when for the last time.
+    _killed: dict[bytes, tuple[int, float]] = field(default_factory=dict)
     _refusals: Counter[bytes] = field(default_factory=Counter)
 
     def after(self, running: Sequence[Running], signal_number: int, now: float) -> Findings:
@@ -73,11 +74,17 @@ class CauseFinder:
         """
         until = now + REFUSED_SECONDS
         client, client_until = self._client(frozenset(one.owner for one in running), now)
+        self._killed = {
+            digest: (deaths, last)
+            for digest, (deaths, last) in self._killed.items()
+            if now - last <= REFUSED_SECONDS
+        }
         # One at most, since the processes try one at a time.
         for digest in (one.digest for one in running if one.tried):
-            self._killed[digest] += 1
+            deaths = self._killed.get(digest, (0, now))[0] + 1
+            self._killed[digest] = deaths, now
             sure = len(running) == 1 and signal_number not in _FROM_ELSEWHERE
-            if sure or self._killed[digest] >= _TRIALS:
+            if sure or deaths >= _TRIALS:
                 return Findings(until, (), digest.hex(), client.hex(), client_until)
         marks = tuple(dict.fromkeys(one.digest.hex() for one in running if not one.tried))
         return Findings(until, marks, "", client.hex(), client_until)

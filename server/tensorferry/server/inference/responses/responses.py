@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorferry.batcher import Outcome
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.errors import InvalidRequestError, LimitError
+from tensorferry.server.errors import InvalidRequestError, ResponseTooLargeError
 from tensorferry.server.inference.reply import Piece
 from tensorferry.server.inference.requests.codec import DecodedRequest, ResponseSpec, encode_response
 from tensorferry.server.inference.responses.classification import NO_LABELS, Classifier
@@ -25,6 +25,8 @@ _ID_TAG = pb.ModelInferResponse.DESCRIPTOR.fields_by_name["id"].number << 3 | 2
 
 # Most models' output shapes differ only in rows. This bounds memory for the others.
 _MAX_SHAPES = 64
+# Most bytes of a stream's message around a response; and of an output beside its name and its content.
+_AROUND, _AROUND_OUTPUT = 64, 160
 
 _HINT = (
     "ask for fewer rows or outputs at once, have outputs in shared memory, or start the server with a larger "
@@ -36,7 +38,7 @@ class ResponseTemplate:
     """Builds a model version's responses to requests with the same `ResponseSpec`. Thread-safe.
 
     Raw contents go between bytes that were serialised once for each shape. Typed contents, strings, classes, outputs in
-    shared memory and batch descriptions go through protobuf. LimitError for a response of more than `max_bytes`.
+    shared memory and batch descriptions go through protobuf. ResponseTooLargeError for a response of more than `max_bytes`.
     """
 
     def __init__(
@@ -63,6 +65,10 @@ class ResponseTemplate:
             or bool(response_spec.class_counts or response_spec.spans)
         )
         self._head = pb.ModelInferResponse(model_name=model, model_version=version).SerializeToString()
+        # Bytes of a response beside its id and its outputs' content.
+        described = sum([len(name.encode()) + _AROUND_OUTPUT for name in self._names])
+        self._beside = len(self._head) + _AROUND + described
+        self._most_content = max_bytes - self._beside
         # By the outputs' shapes. Needs no lock, because threads can only replace a value by an equal one.
         self._constant_parts: dict[tuple[tuple[int, ...], ...], tuple[bytes, ...]] = {}
 
@@ -72,7 +78,7 @@ class ResponseTemplate:
             message = encode_response(
                 self._model, self._version, self._response_spec, outcome, self._classifier
             )
-            if (size := message.ByteSize()) > self._max_bytes:
+            if (size := message.ByteSize() + len(id_field) + _AROUND) > self._max_bytes:
                 raise _too_large(size, self._max_bytes)
             # Protobuf fields may come in any order.
             return message.SerializeToString(), id_field
@@ -81,11 +87,12 @@ class ResponseTemplate:
             # As below for one output; saves about 1 us of each request.
             array = outputs[self._only_name]
             constant = self._constant_parts.get((array.shape,))
-            if constant is not None and array.flags.c_contiguous and array.nbytes <= self._max_bytes:
+            fits = array.nbytes + len(id_field) <= self._most_content
+            if constant is not None and array.flags.c_contiguous and fits:
                 return self._head, id_field, constant[0], array
         arrays = [outputs[name] for name in self._names]
-        if (size := sum([array.nbytes for array in arrays])) > self._max_bytes:
-            raise _too_large(size, self._max_bytes)
+        if (size := sum([array.nbytes for array in arrays]) + len(id_field)) > self._most_content:
+            raise _too_large(size + self._beside, self._max_bytes)
         shapes = tuple([array.shape for array in arrays])
         constant = self._constant_parts.get(shapes)
         if constant is None:
@@ -151,8 +158,8 @@ def _min_bytes(spec: TensorSpec, rows: int | None, named: Mapping[str, int | Non
     return math.prod(dims) * spec.datatype.size
 
 
-def _too_large(nbytes: int, max_bytes: float) -> LimitError:
+def _too_large(nbytes: int, max_bytes: float) -> ResponseTooLargeError:
     """Return the error of a response whose size is known only after the model has run."""
-    return LimitError(
+    return ResponseTooLargeError(
         f"the response has {nbytes} bytes, and this server sends at most {max_bytes:.0f} in a message: {_HINT}"
     )

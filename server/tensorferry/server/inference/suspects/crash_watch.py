@@ -177,6 +177,7 @@ class CrashWatch:
                 "an equal request may have ended a server process, so this one is to run alone, and cannot yet: another one is "
                 "tried, or a process is being started",
                 _RETRY_SECONDS,
+                self._suspects.get(mark, 0.0),
             )
         return WatchedRequest(self.page, match, owner, whole, partial(self._tried, mark))
 
@@ -227,11 +228,13 @@ def owner_of(client: str, model: str) -> bytes:
 
 
 def digest_of(match: Match, *, whole: bool) -> bytes:
-    """Return the hash of a request's model and inputs, or of a sample of them, but not of its id."""
+    """Return the hash of a request's model, parameters and inputs, or of a sample of these, but not of its id."""
     template, tensors = match[0], match[3]
     digest = hashlib.blake2b(digest_size=16)
     model, types = template.model, [tensor.dtype.str for tensor in tensors]
-    digest.update(repr((model.name, model.version, template.names, template.shapes, types)).encode())
+    parameters = sorted(template.custom.items())
+    described = (model.name, model.version, template.names, template.shapes, types, parameters)
+    digest.update(repr(described).encode(errors="surrogatepass"))
     for tensor in tensors:
         for part in _parts(tensor, whole):
             # With the length, so that parts cannot be divided in another way.

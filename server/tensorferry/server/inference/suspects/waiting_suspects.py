@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -63,7 +62,7 @@ class WaitingCall(LaterCall):
 class WaitingSuspects:
     """Waiting suspects, each of which a thread runs once `trial` is free, in their order. Thread-safe.
 
-    The watchdog of `watch_deadlines` fails those that wait until their deadlines.
+    The watchdog of `watch_deadlines` fails those that wait until their deadlines, and runs those that are suspect no more.
     """
 
     def __init__(self, trial: TrialLock) -> None:
@@ -72,8 +71,8 @@ class WaitingSuspects:
         # Guards the fields below. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
-        # With their deadlines.
-        self._waiting: OrderedDict[WaitingCall, float] = OrderedDict()
+        # With their deadlines, and the times until which they are suspect.
+        self._waiting: OrderedDict[WaitingCall, tuple[float, float]] = OrderedDict()
         self._closed = False
         self._started = False
 
@@ -82,19 +81,23 @@ class WaitingSuspects:
         self._watchdog = watchdog
 
     def put(
-        self, run: Callable[[], InferenceCall], fail: Callable[[Exception], None], deadline: float
+        self,
+        run: Callable[[], InferenceCall],
+        fail: Callable[[Exception], None],
+        deadline: float,
+        suspect_until: float,
     ) -> WaitingCall | None:
-        """Let a suspect wait until `deadline`, on the clock of time.monotonic. None if too many wait, or after `close`."""
+        """Let a suspect wait until `deadline`. None if too many wait, or after `close`. Times are those of time.monotonic."""
         call = WaitingCall(run, fail, self._leave)
         with self._lock:
             if self._closed or len(self._waiting) >= _MOST:
                 return None
-            self._waiting[call] = deadline
+            self._waiting[call] = deadline, suspect_until
             self._arrived.notify()
             starts, self._started = not self._started, True
         if starts:
             new_thread("suspects", self._serve, ThreadKind.RESTARTED).start()
-        if self._watchdog is not None and deadline < math.inf:
+        if self._watchdog is not None:
             self._watchdog.watch(self)
         return call
 
@@ -103,14 +106,17 @@ class WaitingSuspects:
             self._waiting.pop(call, None)
 
     def check(self, now: float) -> float | None:
-        """Fail those whose deadlines have passed. See `Watched`."""
+        """Fail those whose deadlines have passed, and run those that are suspect no more. See `Watched`."""
         with self._lock:
-            late = [call for call, deadline in self._waiting.items() if deadline <= now]
-            for call in late:
+            due = {call: times for call, times in self._waiting.items() if min(times) <= now}
+            for call in due:
                 del self._waiting[call]
-            next_check = min(self._waiting.values(), default=None)
-        for call in late:
-            call.fail(DeadlineExceeded("the deadline passed while the request waited to run alone"))
+            next_check = min([min(times) for times in self._waiting.values()], default=None)
+        for call, (deadline, _) in due.items():
+            if deadline <= now:
+                call.fail(DeadlineExceeded("the deadline passed while the request waited to run alone"))
+            else:
+                call.start()
         return next_check
 
     def close(self) -> None:
