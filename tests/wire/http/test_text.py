@@ -248,7 +248,10 @@ def test_errors_have_the_form_of_their_path(server: ServerProcess) -> None:
         "there is no path /v1/nothing; GET /v2/models"
     )
     assert post(server, "/v1/rerank", {"query": 1}) == (400, {"message": "'query' must be a string"})
-    assert post(server, "/predict", {"inputs": 1})[1]["error_type"] == "Validation"
+    for path in ("/predict", "/tokenize", "/models/listed/tokenize"):
+        assert post(server, path, {"inputs": 1})[1]["error_type"] == "Validation"
+    for path in ("/v1/score", "/score"):
+        assert post(server, path, {})[1]["error"]["type"] == "invalid_request_error"
     assert post(server, "/predict", {"inputs": ["a", "b"]}) == (
         422,
         {"error": "model 'kind' takes single texts, and the request has pairs", "error_type": "Validation"},
@@ -267,7 +270,7 @@ def test_errors_have_the_form_of_their_path(server: ServerProcess) -> None:
         ("/v1/embeddings", {"input": ["a"] * 2049}, "'input' has 2049 texts; it must have 1 to 2048"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "'encoding_format' is hex"),
         ("/v1/embeddings", {"input": "a", "model": "embed", "dimensions": 385}, "vectors have 384 numbers"),
-        ("/v1/embeddings", {"input": "a", "dimensions": True}, "'dimensions' is True; it must be an integer"),
+        ("/v1/embeddings", {"input": "a", "dimensions": True}, "'dimensions' is true; it must be an integer"),
         ("/v1/embeddings", {"input": "\ud800", "model": "embed"}, "half a surrogate pair"),
         ("/embed", {"inputs": "a", "prompt_name": "query"}, "'prompt_name' is not supported"),
         (
@@ -282,7 +285,9 @@ def test_errors_have_the_form_of_their_path(server: ServerProcess) -> None:
             {"inputs": "a", "model": "embed"},
             "has the task 'embedding', but this path needs 'token_",
         ),
-        ("/embed_all", {"inputs": [1]}, "token ids are not taken"),
+        ("/embed_all", {"inputs": [1]}, "'inputs' must be a string or a list of strings"),
+        ("/v1/embeddings", {"input": [[1]]}, "'input': token ids are not taken"),
+        ("/v1/rerank", {"query": "a", "documents": [1]}, "'documents' must be a string or a list of strings"),
         ("/embed_all", {"inputs": "a", "prompt_name": "query"}, "'prompt_name' is not supported"),
         ("/predict", {"inputs": [["a"], ["a", "b"]]}, "'inputs' must have one string each, or two"),
         ("/predict", {"inputs": {"a": 1}}, "'inputs' must be a string, a pair"),

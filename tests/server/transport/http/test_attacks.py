@@ -150,6 +150,40 @@ def test_pipelined_requests_over_tls_are_all_answered(serve: Serve, tmp_path: Pa
     client.close()
 
 
+def test_a_connection_over_tls_that_is_closed_twice_makes_room(serve: Serve, tmp_path: Path) -> None:
+    issued = Issued.in_folder(tmp_path)
+    served = serve(max_connections=1, tls_certificate=issued.flags[1], tls_key=issued.flags[3])
+    first, live = over_tls(served, issued), get("/v2/health/live")
+    first.send(live)
+    assert first.read().status == 200
+    # It is open until the client, which does not read, agrees to its end.
+    for _ in range(2):
+        served.server.on_loop(served.server._end_idle)
+    second = over_tls(served, issued)
+    second.send(live)
+    assert second.read().status == 200
+    for client in (first, second):
+        client.close()
+
+
+def test_a_body_over_tls_is_read_after_its_request_was_refused(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_DISCARD_SECONDS", PATIENCE)
+    issued = Issued.in_folder(tmp_path)
+    served = serve(tls_certificate=issued.flags[1], tls_key=issued.flags[3])
+    client, other = over_tls(served, issued), over_tls(served, issued)
+    client.send(get("/unknown", Content_Length=str(LARGE)))
+    assert client.read().status == 404
+    client.send(bytes(100_000))
+    # What came first is read first.
+    other.send(get("/v2/health/live"))
+    assert other.read().status == 200
+    assert served.server.connections == 2
+    for each in (client, other):
+        each.close()
+
+
 @pytest.mark.parametrize("tls", [False, True])
 def test_unread_answers_are_counted_also_at_the_end_of_a_connection(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture, tls: bool

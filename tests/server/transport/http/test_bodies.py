@@ -48,6 +48,14 @@ def test_chunks_are_bounded_together() -> None:
     assert error.value.status == 431
 
 
+def test_the_number_of_chunks_is_bounded() -> None:
+    most = 65536
+    assert ChunkedBody(most).feed(b"1\r\nx\r\n" * most + b"0\r\n\r\n") == (b"x" * most, b"")
+    with pytest.raises(HttpError, match="more than 65536 chunks; send larger chunks") as error:
+        ChunkedBody(most + 1).feed(b"1\r\nx\r\n" * (most + 1))
+    assert error.value.status == 400
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 def test_compressed_bodies_are_unpacked_within_a_bound(encoding: str) -> None:
     data = bytes(1000)

@@ -15,6 +15,7 @@ from support.server.http_rig import ServedHttp, get, post
 from support.server.rig import PATIENCE
 from support.server.scripted_service import success
 
+from tensorferry.server.errors import ResponseTooLargeError
 from tensorferry.server.transport.http import connection as connections
 
 Serve = Callable[..., ServedHttp]
@@ -164,6 +165,21 @@ def test_long_json_is_handled_without_stopping_the_others(served: ServedHttp) ->
     packed = served.infer(long, Accept_Encoding="gzip")
     assert packed.headers["content-encoding"] == "gzip"
     assert json.loads(gzip.decompress(packed.body)) == answer.json
+
+
+def test_a_response_that_is_found_too_large_after_the_run_is_no_overload(served: ServedHttp) -> None:
+    client = served.client()
+    client.send(post(INFER, request("r")))
+    served.service.await_received(1)
+    served.service.fail("r", ResponseTooLargeError("the response has 9 bytes"))
+    answer = client.read()
+    assert (answer.status, answer.error) == (400, "the response has 9 bytes")
+
+
+def test_an_error_shows_a_value_as_json(served: ServedHttp) -> None:
+    for value, shown in (("5", '"5"'), (True, "true"), ([5], "a list")):
+        answer = served.ask(post("/v2/systemsharedmemory/region/r/register", {"byte_size": value}))
+        assert answer.error == f"'byte_size' is {shown}; it must be an integer of at least 0"
 
 
 def test_calls_and_connections_are_limited(serve: Serve) -> None:

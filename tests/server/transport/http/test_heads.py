@@ -8,7 +8,7 @@ import time
 import pytest
 from fuzz.targets.http import Messages
 
-from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.errors import HttpError, form_of
 from tensorferry.server.transport.http.heads import Head, HeadCache, parse_head
 from tensorferry.server.transport.http.routes import routed
 
@@ -90,15 +90,21 @@ MALFORMED = {
     "length-and-chunks": ("POST / HTTP/1.1", "Content-Length: 1", "Transfer-Encoding: chunked"),
     "chunks-twice": ("POST / HTTP/1.1", "Transfer-Encoding: chunked", "Transfer-Encoding: chunked"),
     "chunks-in-1.0": ("POST / HTTP/1.0", "Transfer-Encoding: chunked"),
-    "json-length": ("POST / HTTP/1.1", "Inference-Header-Content-Length: -1"),
-    "timeout-0": ("POST / HTTP/1.1", "X-Request-Timeout: 0"),
-    "timeout-nan": ("POST / HTTP/1.1", "X-Request-Timeout: nan"),
 }
 
 
 @pytest.mark.parametrize("lines", MALFORMED.values(), ids=MALFORMED.keys())
 def test_what_is_malformed_or_ambiguous_is_refused(lines: tuple[str, ...]) -> None:
     assert refused(*lines)[0] == 400
+
+
+@pytest.mark.parametrize(
+    "field", ["Inference-Header-Content-Length: -1", "X-Request-Timeout: 0", "X-Request-Timeout: nan"]
+)
+def test_what_says_nothing_of_the_end_of_a_request_is_answered_in_the_form_of_its_path(field: str) -> None:
+    read = head("POST /v1/embeddings HTTP/1.1", field)
+    assert isinstance(read.target, HttpError)
+    assert (read.target.status, read.errors) == (400, form_of("/v1/embeddings"))
 
 
 def test_other_refusals() -> None:

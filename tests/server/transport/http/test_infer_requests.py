@@ -12,6 +12,7 @@ import pytest
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.generate import generate_request
 from tensorferry.server.transport.http.infer_requests import AnswerForm, RequestTranslator
 
 METADATA = pb.ModelMetadataResponse(
@@ -251,3 +252,25 @@ def test_a_body_of_one_tensor_alone() -> None:
     )
     message, _ = translate(bytes(24), length=0, translator=RequestTranslator(lambda name, version: lengths))
     assert list(message.inputs[0].shape) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("value", "shape"), [(1, [1, 1]), ([1, 2], [1, 2]), ([[1, 2], [3, 4]], [2, 2]), ([[], []], [2, 0])]
+)
+def test_inputs_of_generate_have_the_shape_of_their_lists(value: Any, shape: list[int]) -> None:
+    data = generate_request(lambda name, version: METADATA, ("m", ""), json.dumps({"x": value}).encode())
+    assert list(pb.ModelInferRequest.FromString(data).inputs[0].shape) == shape
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ([[1], [2, 3], []], "lists of 0 to 2 values in dimension 1"),
+        ([1, [2]], "both lists and values in dimension 1"),
+        ([[[1]], [[2, 3]]], "lists of 1 to 2 values in dimension 2"),
+    ],
+)
+def test_generate_refuses_lists_that_are_no_tensor(value: Any, found: str) -> None:
+    with pytest.raises(HttpError, match=f"input 'x' has {found}; all must be lists of the same") as error:
+        generate_request(lambda name, version: METADATA, ("m", ""), json.dumps({"x": value}).encode())
+    assert error.value.status == 400

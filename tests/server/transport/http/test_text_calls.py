@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.routes import target_of
 from tensorferry.server.transport.http.text import openai, rerank, tei
-from tensorferry.server.transport.http.text.requests import TextForm
+from tensorferry.server.transport.http.text.requests import TextForm, TextRequests
 from tensorferry.server.transport.http.text.text_call import (
     TextEndpoint,
     TextResult,
@@ -64,6 +66,39 @@ def check(endpoint: TextEndpoint, fields: dict[str, Any]) -> None:
         # More dimensions than the model has are one of the client.
         if error.status != 400:
             raise
+
+
+def model_of(task: str) -> pb.ModelMetadataResponse:
+    model = pb.ModelMetadataResponse(name=task, properties={"task": task})
+    for name in ("query", "text") if task == "rerank" else ("text",):
+        model.inputs.add(name=name, datatype="BYTES", shape=[-1])
+    for name in ("vector", "score", "scores"):
+        model.outputs.add(name=name, datatype="FP32", shape=[-1, 2])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "tasks", "chosen"),
+    [
+        ("/", {"inputs": "a"}, ["embedding"], "embedding"),
+        ("/", {"inputs": "a"}, ["classify"], "classify"),
+        ("/", {"query": "a", "texts": ["b"]}, ["rerank"], "rerank"),
+        ("/", {"inputs": "a"}, ["embedding", "rerank", "classify"], "embedding"),
+        ("/", {"inputs": "a", "model": "classify"}, ["embedding", "classify"], "classify"),
+        ("/models/classify", {"inputs": "a"}, ["embedding", "classify"], "classify"),
+        ("/models/rerank", {"query": "a", "texts": ["b"]}, ["embedding", "rerank"], "rerank"),
+        ("/models/embedding/", {"inputs": "a"}, ["embedding", "rerank"], "embedding"),
+    ],
+)
+def test_a_path_without_a_task_has_that_of_its_model(
+    path: str, body: dict[str, Any], tasks: list[str], chosen: str
+) -> None:
+    models = {task: model_of(task) for task in tasks}
+    requests = TextRequests(lambda: [*models.values()], lambda name, version: models[name])
+    route, parts = target_of("POST", path)
+    assert route.text is not None
+    data, form = requests.message(route.text, json.dumps(body).encode(), parts["name"])
+    assert (pb.ModelInferRequest.FromString(data).model_name, form.call.task) == (chosen, chosen)
 
 
 def test_padding_has_no_vectors() -> None:

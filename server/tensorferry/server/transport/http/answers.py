@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+from tensorferry.server.errors import ResponseTooLargeError
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.status import Status, StatusCode
@@ -76,7 +77,11 @@ def response_of(
     """Return the response of an error that a request, or its reply, raised."""
     if isinstance(error, HttpError):
         return error_response(error, form)
-    return error_response(error_of(service.status_of(error, reply)), form)
+    status = service.status_of(error, reply)
+    if isinstance(error, ResponseTooLargeError):
+        # Not 429, after which clients send the same request again.
+        return error_response(HttpError(400, status.message), form)
+    return error_response(error_of(status), form)
 
 
 def error_of(status: Status) -> HttpError:

@@ -11,6 +11,8 @@ from tensorferry.server.transport.http.heads import FIELD, MAX_HEAD_BYTES
 # The size of a chunk in hexadecimal digits, perhaps with an extension, which means nothing here.
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[^\x00-\x08\x0a-\x1f\x7f]{0,256})?\r\n")
 _MAX_SIZE_LINE = 300
+# Of a body, as Triton has it, because reading many chunks stops all other requests.
+_MAX_CHUNKS = 65536
 _GZIP_BITS, _ZLIB_BITS = 31, 15
 ENCODINGS = ("gzip", "deflate")
 
@@ -42,6 +44,7 @@ class ChunkedBody:
         self._unread = b""
         # The bytes of the chunk that are missing, with its final line break; None between two chunks.
         self._missing: int | None = None
+        self._chunks = 0
         # Whether the last chunk has come, which the trailers follow.
         self._last = False
         self._trailer_bytes = 0
@@ -61,6 +64,9 @@ class ChunkedBody:
                 if len(self._body) + size > self._most:
                     raise too_large(f"more than {self._most}", self._most)
                 self._last = not size
+                self._chunks += size > 0
+                if self._chunks > _MAX_CHUNKS:
+                    raise HttpError(400, f"the body has more than {_MAX_CHUNKS} chunks; send larger chunks")
                 self._missing = size + 2
                 continue
             take = min(self._missing - 2, len(data) - at)

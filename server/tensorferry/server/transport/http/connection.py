@@ -164,7 +164,7 @@ class Connection(asyncio.Protocol):
         if self._discard is not None:
             self._discard -= len(data)
             if self._discard < 0:
-                self._transport.close()
+                self._close()
         elif self._arriving is not None:
             self._take_body(data, *self._arriving)
         elif self._exchange is not None or self._writes_wait:
@@ -257,7 +257,7 @@ class Connection(asyncio.Protocol):
         if self._writes_wait:
             self._count_unsent()
         elif self._ends:
-            self._transport.close()
+            self._close()
         elif self._data:
             # Not at once, because thousands of short requests may have arrived together.
             self._owner.on_loop(self._continue)
@@ -329,7 +329,7 @@ class Connection(asyncio.Protocol):
             return
         # Soon, because asyncio would end the connection twice if it were closed within this call.
         if self._ends or (self._owner.draining and self.idle):
-            self._owner.on_loop(self._transport.close)
+            self._owner.on_loop(self._close)
         elif self._discard is None:
             self._owner.on_loop(self._continue)
 
@@ -355,8 +355,6 @@ class Connection(asyncio.Protocol):
         self._started(_DISCARD_SECONDS)
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        else:
-            self._transport.close()
 
     def _explained(self, error: HttpError, data: bytes) -> HttpError:
         """Return the error of a client that speaks another protocol."""
@@ -383,7 +381,7 @@ class Connection(asyncio.Protocol):
         if self._writes_wait:
             self._transport.abort()
         elif self._discard is not None or self.idle:
-            self._transport.close()
+            self._close()
         else:
             late = HttpError(408, f"the request did not arrive within {self._allowed_seconds:.0f} s")
             self._fail(late, None if self._arriving is None else self._arriving[0])
@@ -391,6 +389,11 @@ class Connection(asyncio.Protocol):
     def end_if_idle(self) -> None:
         """Close the connection, unless a request is in progress, or the first one is still to come."""
         if self.idle and not self.is_new and not self._writes_wait:
+            self._close()
+
+    def _close(self) -> None:
+        # Once, because a TLS transport of asyncio that is closed twice can no longer be measured or aborted.
+        if not self._transport.is_closing():
             self._transport.close()
 
     def abort(self) -> None:

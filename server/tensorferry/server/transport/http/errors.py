@@ -68,9 +68,11 @@ def _cohere_form(error: HttpError) -> ErrorBody:
 
 _FORMS: tuple[tuple[re.Pattern[str], ErrorForm], ...] = (
     (re.compile("/v[12]/rerank"), _cohere_form),
-    (re.compile("/v1(/.*)?"), _openai_form),
+    (re.compile("/v1(/.*)?|/score"), _openai_form),
     (
-        re.compile("(/models/[^/]+)?(/|/embed|/embed_all|/predict|/rerank)|/models/[^/]+|/info|/health"),
+        re.compile(
+            "(/models/[^/]+)?(/|/embed|/embed_all|/predict|/rerank|/tokenize)|/models/[^/]+|/info|/health"
+        ),
         _tei_form,
     ),
 )

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.reply import Piece
 from tensorferry.server.transport.http.answers import EVENTS, dumps, response
+from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.infer_requests import Describe, Model
 from tensorferry.server.transport.http.json_values import (
     checked_string,
@@ -64,7 +66,7 @@ def generate_request(describe: Describe, model: Model, body: bytes) -> bytes:
 
 def _add_input(message: pb.ModelInferRequest, spec: Any, value: Any) -> None:
     """Add an input: of one value or a flat list with ones as its first dimensions, of a nested list with that shape."""
-    shape = _shape_of(value)
+    shape = _shape_of(spec.name, value)
     if len(shape) < 2:
         shape = [*[1] * (len(spec.shape) - 1), math.prod(shape)] if spec.shape else []
     message.inputs.add(name=spec.name, datatype=spec.datatype, shape=shape)
@@ -72,11 +74,22 @@ def _add_input(message: pb.ModelInferRequest, spec: Any, value: Any) -> None:
     message.raw_input_contents.append(raw_contents(spec.name, spec.datatype, shape, values))
 
 
-def _shape_of(value: Any) -> list[int]:
-    shape = []
-    while isinstance(value, list):
-        shape.append(len(value))
-        value = value[0] if value else None
+def _shape_of(name: str, value: Any) -> list[int]:
+    """Return the shape of nested lists. HttpError unless all lists of a dimension have the same length."""
+    shape: list[int] = []
+    values = [value]
+    while list in (kinds := set(map(type, values))):
+        lengths = {len(each) for each in values} if kinds == {list} else set()
+        if len(lengths) != 1:
+            found = (
+                f"lists of {min(lengths)} to {max(lengths)} values" if lengths else "both lists and values"
+            )
+            raise HttpError(
+                400,
+                f"input {name!r} has {found} in dimension {len(shape)}; all must be lists of the same length",
+            )
+        shape.append(lengths.pop())
+        values = list(chain.from_iterable(values))
     return shape
 
 

@@ -62,9 +62,15 @@ class Head:
         self.expects_continue = values.get("expect", "").lower() == "100-continue" and minor == 1
         self.encoding = values.get("content-encoding", "").strip().lower() or "identity"
         self.accepts_gzip = _accepts_gzip(values.get("accept-encoding", ""))
-        self.json_length = _natural(values, "inference-header-content-length")
-        self.timeout = _seconds(values.get("x-request-timeout"))
+        self.json_length: int | None = None
+        self.timeout: float | None = None
         self.target, self.errors, self.lines = route(method, path, values)
+        try:
+            self.json_length = _natural(values, "inference-header-content-length")
+            self.timeout = _seconds(values.get("x-request-timeout"))
+        except HttpError as error:
+            # The request can be read to its end, so it is answered in the form of its path.
+            self.target = error.with_traceback(None)
         self.is_plain = not (self.is_old or self.lines or method == "HEAD")
 
 

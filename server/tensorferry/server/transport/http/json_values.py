@@ -65,17 +65,24 @@ def object_in(fields: Fields, name: str) -> Fields:
     return value
 
 
+def quoted(value: Any) -> str:
+    """Return a value as JSON, so that a text has its quotes, or the words for a list or an object, for an error message."""
+    if isinstance(value, (list, dict)):
+        return _WORDS[type(value)]
+    return truncate(json.dumps(value, ensure_ascii=False))
+
+
 def checked_string(name: str, value: Any) -> str:
     """Return the value of the field `name`. HttpError if it is no string."""
     if not isinstance(value, str):
-        raise HttpError(400, f"{name!r} is {truncate(str(value))}; it must be a string")
+        raise HttpError(400, f"{name!r} is {quoted(value)}; it must be a string")
     return value
 
 
 def checked_boolean(name: str, value: Any) -> bool:
     """Return the value of the field `name`. HttpError if it is no boolean."""
     if not isinstance(value, bool):
-        raise HttpError(400, f"{name!r} is {truncate(str(value))}; it must be true or false")
+        raise HttpError(400, f"{name!r} is {quoted(value)}; it must be true or false")
     return value
 
 

@@ -26,9 +26,10 @@ from tensorferry.server.transport.http.answers import json_response, response
 from tensorferry.server.transport.http.errors import HttpError, form_of
 from tensorferry.server.transport.http.generate import GenerateForm
 from tensorferry.server.transport.http.heads import Routed
-from tensorferry.server.transport.http.json_values import Fields, object_in, set_parameter, value_of
+from tensorferry.server.transport.http.json_values import Fields, object_in, quoted, set_parameter, value_of
 from tensorferry.server.transport.http.text import openai, rerank, tei
-from tensorferry.server.transport.http.text.text_call import TextEndpoint
+from tensorferry.server.transport.http.text.text_call import TextEndpoints
+from tensorferry.serving.text_tasks import CLASSIFY, EMBEDDING, RERANK
 
 INFER = "ModelInfer"
 _PATHS = "GET /v2/models lists the models, and POST /v2/models/NAME/infer runs one"
@@ -48,7 +49,7 @@ class Route(NamedTuple):
 
     `rpc` is the method of the protocol, whose message gets the parts of the path as fields and is filled with the JSON body by
     `fill`. `answer` returns the HTTP response for its result. With `known`, an unknown model is an error. With `describes`,
-    the result is an index of models, whose metadata the answer gets. `text` parses the body of an inference on texts, and
+    the result is an index of models, whose metadata the answer gets. `text` parses the body of an inference on texts.
     `generate` is the form of the answers to a request of the generate extension.
     """
 
@@ -58,7 +59,7 @@ class Route(NamedTuple):
     fill: Fill | None = None
     known: bool = False
     describes: bool = False
-    text: TextEndpoint | None = None
+    text: TextEndpoints | None = None
     generate: GenerateForm | None = None
 
     def request(self, parts: Mapping[str, str], fields: Fields) -> Any:
@@ -214,7 +215,7 @@ def _of(*names: str) -> Fill:
                     raise TypeError
                 setattr(message, name, value)
             except (TypeError, ValueError):
-                raise HttpError(400, f"{name!r} is {truncate(str(value))}; it must be {wanted}") from None
+                raise HttpError(400, f"{name!r} is {quoted(value)}; it must be {wanted}") from None
 
     return fill
 
@@ -257,7 +258,7 @@ def _log(message: Any, fields: Fields) -> None:
         set_parameter(message.settings, name, value)
 
 
-def _text(endpoint: TextEndpoint) -> Route:
+def _text(endpoint: TextEndpoints) -> Route:
     return Route("POST", INFER, _empty, text=endpoint)
 
 
@@ -269,6 +270,9 @@ _LOADED = r"/v2/repository/models/(?P<model_name>[^/]+)"
 _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 _REGION = r"/region/(?P<name>[^/]+)"
 _TRACING = r"/v2(?:/models/(?P<model_name>[^/]+))?/trace/setting"
+
+# What TEI does at the root path for each kind of model.
+_BY_TASK = {EMBEDDING: tei.embed, CLASSIFY: tei.predict, RERANK: rerank.rerank}
 
 _ROUTES = [
     (re.compile(pattern), route)
@@ -308,8 +312,8 @@ _ROUTES = [
         (f"(?:{_NAMED})?/embed", _text(tei.embed)),
         (f"(?:{_NAMED})?/embed_all", _text(tei.embed_all)),
         # To which clients of Hugging Face send texts.
-        (f"(?:{_NAMED})?/", _text(tei.embed)),
-        (_NAMED, _text(tei.embed)),
+        (f"(?:{_NAMED})?/", _text(_BY_TASK)),
+        (_NAMED, _text(_BY_TASK)),
         (f"(?:{_NAMED})?/predict", _text(tei.predict)),
         (f"(?:{_NAMED})?/tokenize", _text(tei.tokenize)),
         ("/info", Route("GET", "RepositoryIndex", tei.info, describes=True)),

@@ -38,7 +38,18 @@ def embeddings(fields: Fields) -> TextCall:
             400, f"'encoding_format' is {truncate(str(encoding))}; it must be 'float' or 'base64'"
         )
     answer = partial(_answer, as_base64=encoding == "base64", dimensions=number_in(fields, "dimensions"))
-    return TextCall(EMBEDDING, model_in(fields), (texts_in(fields, "input"),), answer)
+    return TextCall(EMBEDDING, model_in(fields), (_texts(fields),), answer)
+
+
+def _texts(fields: Fields) -> Sequence[str]:
+    given = fields.get("input")
+    if given and isinstance(given, list) and set(map(type, given)) <= {int, list}:
+        raise HttpError(
+            400,
+            "'input': token ids are not taken, because they are those of another tokenizer; send strings (LangChain's "
+            "OpenAIEmbeddings does with check_embedding_ctx_length=False)",
+        )
+    return texts_in(fields, "input")
 
 
 def _answer(result: TextResult, *, as_base64: bool, dimensions: int | None) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +20,13 @@ from tensorferry.server.transport.http.json_values import fields_of, raw_content
 from tensorferry.server.transport.http.text.text_call import (
     TextCall,
     TextEndpoint,
+    TextEndpoints,
     TextResult,
     check_values,
+    model_in,
     names_of,
 )
-from tensorferry.serving.text_tasks import TOKEN_EMBEDDING, TOKENIZE
+from tensorferry.serving.text_tasks import EMBEDDING, TOKEN_EMBEDDING, TOKENIZE
 
 Models = Callable[[], Sequence[pb.ModelMetadataResponse]]
 _TOKENS, _MASK = "tokens", "attention_mask"
@@ -63,12 +65,16 @@ class TextRequests:
     def __init__(self, models: Models, describe: Describe) -> None:
         self._models, self._describe = models, describe
 
-    def message(self, endpoint: TextEndpoint, body: bytes, name: str) -> tuple[bytes, TextForm]:
+    def message(self, endpoints: TextEndpoints, body: bytes, name: str) -> tuple[bytes, TextForm]:
         """Return the serialised ModelInferRequest and how its answer is written. HttpError, or what `describe` raises.
 
         `name` is the model in the path, "" without one.
         """
-        call = endpoint(fields_of(body))
+        fields = fields_of(body)
+        if isinstance(endpoints, Mapping):
+            call = self._of_task(endpoints, name or model_in(fields))(fields)
+        else:
+            call = endpoints(fields)
         if name:
             call = call._replace(model=name)
         model = self._model(call)
@@ -89,6 +95,12 @@ class TextRequests:
             message.outputs.add(name=counts)
         labels = json.loads(model.properties.get("labels", "[]"))
         return message.SerializeToString(), TextForm(call, labels, "normalized" in model.properties)
+
+    def _of_task(self, endpoints: Mapping[str, TextEndpoint], name: str) -> TextEndpoint:
+        """Return the endpoint for the task of this model, or of the only one with such a task; else that for embeddings."""
+        models = [self._named(name)] if name else self._models()
+        tasks = [task for model in models if (task := model.properties.get("task", "")) in endpoints]
+        return endpoints[tasks[0] if len(tasks) == 1 else EMBEDDING]
 
     def _model(self, call: TextCall) -> pb.ModelMetadataResponse:
         if call.model:

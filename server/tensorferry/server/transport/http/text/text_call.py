@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.errors import truncate
 from tensorferry.server.transport.http.errors import HttpError
-from tensorferry.server.transport.http.json_values import Fields, checked_boolean, checked_string
+from tensorferry.server.transport.http.json_values import Fields, checked_boolean, checked_string, quoted
 
 # The most texts of a call, as OpenAI has it.
 MAX_TEXTS = 2048
-_TOKEN_IDS = (
-    "token ids are not taken, because they are those of another tokenizer; send strings (LangChain's OpenAIEmbeddings does "
-    "with check_embedding_ctx_length=False)"
-)
 
 
 class TextResult(NamedTuple):
@@ -57,6 +52,8 @@ class TextCall(NamedTuple):
 
 
 TextEndpoint = Callable[[Fields], TextCall]
+# One for all models, or several by the task of the model.
+TextEndpoints = TextEndpoint | Mapping[str, TextEndpoint]
 
 
 def model_in(fields: Fields) -> str:
@@ -83,12 +80,8 @@ def check_texts(texts: Sequence[Any], name: str) -> None:
     """Raise HttpError unless these are between one and `MAX_TEXTS` strings."""
     if not 0 < len(texts) <= MAX_TEXTS:
         raise HttpError(400, f"{name!r} has {len(texts)} texts; it must have 1 to {MAX_TEXTS}")
-    kinds = set(map(type, texts))
-    if kinds == {str}:
-        return
-    if kinds <= {int, list}:
-        raise HttpError(400, f"{name!r}: {_TOKEN_IDS}")
-    raise HttpError(400, f"{name!r} must be a string or a list of strings")
+    if set(map(type, texts)) != {str}:
+        raise HttpError(400, f"{name!r} must be a string or a list of strings")
 
 
 def flag_in(fields: Fields, name: str) -> bool:
@@ -101,7 +94,7 @@ def number_in(fields: Fields, name: str) -> int | None:
     """Return a field with an integer of at least 1; None if it is not given."""
     value = fields.get(name)
     if value is not None and (type(value) is not int or value < 1):
-        raise HttpError(400, f"{name!r} is {truncate(str(value))}; it must be an integer of at least 1")
+        raise HttpError(400, f"{name!r} is {quoted(value)}; it must be an integer of at least 1")
     return value
 
 
