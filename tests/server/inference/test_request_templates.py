@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -260,6 +260,21 @@ def test_unusual_messages_become_no_template(data: bytes) -> None:
     cache = cache_with(data, one)
     assert cache.find(data, 0) is None
     assert contents_of(add(cache, data, of=one)) == contents_of(add(RequestTemplateCache(), data, of=one))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "length", "alone"), [("proved", 3, True), ("proved", 2, False), ("tested", 3, False)]
+)
+def test_lengths_that_a_proof_holds_for_equal_run_alone_if_they_differ(
+    verdict: str, length: int, alone: bool
+) -> None:
+    two = replace(
+        model("m", spec("x", "FP32", "batch", "n"), spec("z", "FP32", "batch", "n")), batching_verdict=verdict
+    )
+    data = request({"x": fp32(1, 2), "z": fp32(1, length)}).SerializeToString()
+    keys = [add(RequestTemplateCache(), data, of=two).key for _ in range(2)]
+    assert (keys[0] != keys[1]) is alone
+    assert (cache_with(data, two).find(data, 0) is None) is alone
 
 
 @pytest.mark.parametrize("binary", [False, True])

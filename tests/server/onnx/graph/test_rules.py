@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +169,63 @@ def test_a_part_of_the_rows_by_steps_that_are_computed_at_run_time_is_unknown(tm
         "p = Slice (x, z, e, z, step) s = Shape (x) w = Expand (p, s) y = Add (x, w) }"
     )
     assert analysed(tmp_path, text).finding is RowMixing.UNKNOWN
+
+
+# What ONNX Runtime computes otherwise than one would expect.
+AS_ONNX_RUNTIME = {
+    "weights of 0 for other rows": (
+        "float[N, 3, 8] x",
+        'c = Constant <value_floats = [1.0, 1.0, 2.0]> () y = Resize <mode = "linear"> (x, , c)',
+        RowMixing.MIXES,
+    ),
+    "rows that are left out by its interpolation": (
+        "float[N, 3, 8, 8] x",
+        'c = Constant <value_floats = [1.0, 1.0, 2.0, 2.0]> () y = Resize <mode = "linear"> (x, , c)',
+        RowMixing.SEPARATE,
+    ),
+    "a size of 13 by 32 bits, and of 12 by 64": (
+        "float[N, 3, 10, 10] x",
+        "c = Constant <value_floats = [1.0, 1.0, 1.3, 1.3]> () r = Resize (x, , c) "
+        f"t {_C}[-1, 507]> () y = Reshape (r, t)",
+        RowMixing.SEPARATE,
+    ),
+    "all elements backwards to the largest integer": (
+        "float[N, 3] x",
+        f"a {_C}[0]> () m {_C}[-1]> () e {_C}[2147483647]> () z {_C}[0]> () "
+        "i = Slice (a, m, e, z, m) y = ReduceMean <noop_with_empty_axes = 1> (x, i)",
+        RowMixing.MIXES,
+    ),
+    "windows of a dilated pool": (
+        "float[N, 1, 11] x",
+        'p = MaxPool <kernel_shape = [2], auto_pad = "SAME_UPPER", dilations = [2]> (x) '
+        f"t {_C}[-1, 11]> () y = Reshape (p, t)",
+        RowMixing.UNKNOWN,
+    ),
+    "0 divided by 0": (
+        "float[N, 3] x",
+        "s = Shape <start = 0, end = 1> (x) k = Constant <value_ints = [17]> () m = Mod (s, k) f = Cast <to = 1> (m) "
+        "q = Div (f, f) y = Mul (x, q)",
+        RowMixing.MIXES,
+    ),
+    "a size of 1 that is broadcast": (
+        "float[N, S, 2, 4] x, float[N, T, 4, 5] z",
+        "p = MatMul (x, z) a = Shape <start = 1, end = 2> (p) b = Shape <start = 1, end = 2> (x) d = Sub (a, b) "
+        f"o {_C}[1]> () i = Add (d, o) y = ReduceMean (x, i)",
+        RowMixing.UNKNOWN,
+    ),
+    "a bias as long as the last axis": (
+        "float[N] x",
+        "b = Constant <value_floats = [1.0]> () y = com.microsoft.BiasGelu (x, b)",
+        RowMixing.MIXES,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", AS_ONNX_RUNTIME)
+def test_sizes_and_numbers_are_those_of_onnx_runtime(case: str, tmp_path: Path) -> None:
+    inputs, nodes, finding = AS_ONNX_RUNTIME[case]
+    found = analysed(tmp_path, f"g ({inputs}) => (float y) {{ {nodes} }}", re.findall(r"] (\w)", inputs))
+    assert found.finding is finding, found.reasons
 
 
 @pytest.mark.parametrize("axis", [0, 2])

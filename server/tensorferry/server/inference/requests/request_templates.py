@@ -274,11 +274,15 @@ def _batch_key(shapes: Hashable, model: Model, decoded: DecodedRequest) -> Hasha
 
 
 def _runs_alone(model: Model, decoded: DecodedRequest) -> bool:
-    """Whether a request may share no batch, because an optional input it gives may depend on its rows.
+    """Whether a request may share no batch.
 
-    This holds for an optional input of variable shape. It holds for every optional input if the model's batching was
-    only tested, because the test ran without it.
+    An optional input that it gives may depend on its rows: one of variable shape, or any if the model's batching was only
+    tested, because the test ran without it. A proof holds only if dimensions of one name have one length.
     """
+    if model.batching_verdict == "proved":
+        named = decoded.signature.named_lengths([tensor.shape for tensor in decoded.tensors])
+        if None in named.values():
+            return True
     extra = decoded.signature.inputs[len(model.signature.inputs) :]
     return any(
         model.batching_verdict == "tested" or not all(isinstance(dim, int) for dim in spec.dims)

@@ -162,8 +162,7 @@ def _input(declared: onnx.ValueInfoProto, batched: bool) -> Value:
         if dim.HasField("dim_value") and dim.dim_value >= 0:
             shape.append(dim.dim_value)
         else:
-            # By ONNX's rules, axes with the same name have the same length. A request that breaks this rule shares batches
-            # only with requests of the same shapes.
+            # By ONNX's rules, axes with the same name have the same length. A request that breaks this rule runs alone.
             name = dim.dim_param or f"{declared.name}[{axis}]"
             # A name that looks like a computed size is quoted.
             shape.append(of_symbol(Symbol(name if name.isidentifier() and name != ROWS.name else repr(name))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tensorferry.server.onnx.graph.operators import Node
 from tensorferry.server.onnx.graph.sizes import Size, unknown
@@ -102,7 +102,9 @@ def broadcast(values: Sequence[Value]) -> Value:
         return Value()
     shapes = [value.sizes for value in values]
     rank = max(map(len, shapes), default=0)
-    shape = tuple(_longest(shapes, rank - at) for at in range(rank))
+    shape = tuple(
+        longest(shape[at - rank] for shape in shapes if len(shape) >= rank - at) for at in range(rank)
+    )
     if not found:
         return Value(shape)
     from_right, rows = found[0]
@@ -115,8 +117,9 @@ def broadcast(values: Sequence[Value]) -> Value:
     return with_rows(shape, on_axis(rows, rank - from_right))
 
 
-def _longest(shapes: Sequence[tuple[Size, ...]], from_right: int) -> Size:
-    sizes = {shape[-from_right] for shape in shapes if len(shape) >= from_right} - {1}
+def longest(broadcast: Iterable[Size]) -> Size:
+    """Return the size of an axis of which tensors with these sizes are broadcast together."""
+    sizes = {*broadcast} - {1}
     if not sizes:
         return 1
     if len(sizes) == 1:

@@ -28,7 +28,7 @@ from tensorferry.server.system.threads import ThreadKind, new_thread
 _log = logging.getLogger("tensorferry.server")
 
 # To be increased when the checks or the format of the cache change.
-_VERSION = 9
+_VERSION = 10
 # The name of the external data file of a tensor in an ONNX file: key "location" of a StringStringEntryProto.
 _LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]*[\x00-\x7f])")
 

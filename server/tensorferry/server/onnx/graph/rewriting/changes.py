@@ -282,11 +282,14 @@ def _unused_axis(graph: onnx.GraphProto) -> str:
 
 
 def _forget_shapes(graph: onnx.GraphProto, *, nested: bool) -> None:
-    """Remove shapes in which the rows are still 1: those of intermediate tensors, and of graphs in nodes."""
+    """Remove sizes in which the rows are still 1: those of intermediate tensors, and of graphs in nodes.
+
+    The ranks of the latter stay, because ONNX Runtime must know that a loop's number is a scalar.
+    """
     graph.ClearField("value_info")
     for value in (*graph.input, *graph.output) if nested else ():
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.ClearField("shape")
+        for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+            dim.Clear()
     for node in graph.node:
         for inner in graphs_in(node):
             _forget_shapes(inner, nested=True)

@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from tensorferry.server.onnx.graph.operators import MICROSOFT, Node, operator
 from tensorferry.server.onnx.graph.row_axis import (
     reject_rows_on,
@@ -54,12 +56,14 @@ def _windows(node: Node, sizes: Sequence[Size], kernel: Sequence[Size]) -> list[
             found.append(node.fresh(size))
             continue
         if auto.startswith("SAME"):
-            found.append(-(-size // strides[at]))
+            # Pools count windows otherwise than convolutions.
+            same = dilations[at] == 1 or "Pool" not in node.operator
+            found.append(-(-size // strides[at]) if same else node.fresh(size))
             continue
         padded = size if auto == "VALID" else size + pads[at] + pads[at + count]
         room = padded - (width - 1) * dilations[at] - 1
-        if node.attribute("ceil_mode", 0) and room % strides[at]:
-            # The last window counts only if it begins within the tensor.
+        if room < 0 or (node.attribute("ceil_mode", 0) and room % strides[at]):
+            # ONNX Runtime may count a window that does not fit. The last one counts only if it begins within the tensor.
             found.append(node.fresh(size))
         else:
             found.append(room // strides[at] + 1)
@@ -146,6 +150,8 @@ def resize(node: Node) -> Value:
         scale: Any = scales[at] if scales else None
         size: Any = wanted[at] if wanted else None
         if value.rows is not None and value.rows.axis == axis:
+            if _interpolates(node, axis, len(new)):
+                raise MixesRows("interpolates along the batch axis")
             if node.attribute("coordinate_transformation_mode", "") == "tf_crop_and_resize":
                 raise UnknownEffect("may crop the batch axis")
             if size is not None and not stretches:
@@ -161,8 +167,20 @@ def resize(node: Node) -> Value:
         else:
             before: Any = new[axis]
             known = isinstance(scale, (int, float)) and isinstance(before, int)
-            new[axis] = int(before * scale) if known else node.fresh(before, scale, size)
+            # In 32 bits, as ONNX Runtime multiplies.
+            found = int(np.float32(before) * np.float32(scale)) if known else None
+            new[axis] = node.fresh(before, scale, size) if found is None else found
     return with_rows(tuple(new), value.rows)
+
+
+def _interpolates(node: Node, axis: int, rank: int) -> bool:
+    """Return whether a row's output has its neighbours' numbers, also with weights of 0: 0 times infinity is NaN.
+
+    ONNX Runtime leaves out the first axes of tensors of rank 4 and 5 only, or axes of scale 1 if they antialias.
+    """
+    if node.attribute("mode", "nearest") == "nearest" or node.attribute("antialias", 0):
+        return False
+    return rank < 4 or axis > 0
 
 
 def _scales(node: Node) -> tuple[list[Any] | None, list[Any] | None]:

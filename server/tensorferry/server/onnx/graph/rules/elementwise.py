@@ -42,6 +42,8 @@ def elementwise(node: Node) -> Value:
     content = fold(node)
     if content is not None:
         return of_content(content)
+    if node.operator == "BiasGelu":
+        reject_rows_on(node.input(0), (len(node.shape(0)) - 1,), "adds a bias along")
     value = broadcast(node.given)
     if any(one.row_indices for one in node.given):
         # The shape stays known, because some exporters use only that.

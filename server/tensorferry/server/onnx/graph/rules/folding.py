@@ -76,7 +76,8 @@ def _divided(a: Any, b: Any) -> Any:
 
 
 def _ratio(a: Any, b: Any) -> Any:
-    found = quotient(a, b)
+    # A number that is no size may be 0, and then the ratio of equal ones is not 1.
+    found = quotient(a, b) if not isinstance(b, Product) or is_size(b) else None
     if found is None and isinstance(a, Product) and isinstance(b, Product):
         # An integer or a fraction: the two must not have the same name.
         raise ArithmeticError("the ratio depends on its datatype")

@@ -8,6 +8,7 @@ from functools import partial
 from tensorferry.server.onnx.graph.operators import MICROSOFT, Node, operator
 from tensorferry.server.onnx.graph.row_axis import (
     broadcast,
+    longest,
     on_axis,
     rearranged,
     reject_one_row,
@@ -120,14 +121,13 @@ def sum_of_products(values: Sequence[Value], terms: Sequence[Sequence[str]], out
         if row_label is not None:
             require_same_merging(row_label[1], value.rows)
         row_label = label, value.rows
-    sizes: dict[str, Size] = {}
+    sizes: dict[str, list[Size]] = {}
     for value, labels in zip(values, terms, strict=True):
         for label, size in zip(labels, value.sizes, strict=True):
-            if sizes.get(label, 1) == 1:
-                sizes[label] = size
+            sizes.setdefault(label, []).append(size)
             if row_label is not None and label == row_label[0] and value.rows is None and size != 1:
                 raise UnknownEffect(f"multiplies the batch axis with an axis of size {size}")
-    shape = tuple(sizes[label] for label in out)
+    shape = tuple(longest(sizes[label]) for label in out)
     if row_label is None:
         return Value(shape)
     return with_rows(shape, on_axis(row_label[1], list(out).index(row_label[0])))

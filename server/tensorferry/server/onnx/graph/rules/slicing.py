@@ -171,8 +171,12 @@ def _bounds(node: Node, name: str, index: int) -> list[Any] | None:
 
 
 def _slice(size: int, start: int, end: int, step: int) -> slice:
-    # With a negative step, ONNX begins at the first element or later, and in numpy only None is an end before it.
-    return slice(max(start, -size) if step < 0 else start, None if step < 0 and end < -size else end, step)
+    if step > 0:
+        return slice(start, end, step)
+    # ONNX begins at the first element or later, and in numpy only None is an end before it. ONNX Runtime takes the largest
+    # integers for that.
+    beyond = end < -size or end in (2**31 - 1, 2**63 - 1)
+    return slice(max(start, -size), None if beyond else end, step)
 
 
 def _rows_of_part(rows: RowAxis, start: Any, end: Any, step: Any) -> RowAxis:
@@ -241,7 +245,7 @@ def value_dependent_size(node: Node) -> list[Value]:
         raise UnknownEffect("computes a shape that depends on the rows' values")
     if node.operator == "NonZero":
         rank = node.input(0).rank
-        return [Value(None if rank is None else (rank, node.fresh()))]
+        return [Value(None if rank is None else (max(rank, 1), node.fresh()))]
     if "axis" in node.attributes:
         return [Value()] * node.outputs
     return [Value(node.fresh_shape(1)) for _ in range(node.outputs)]
