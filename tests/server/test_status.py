@@ -107,6 +107,11 @@ def test_a_message_always_fits_the_trailing_metadata(letter: str) -> None:
     assert status_of(errors.NotFoundError("é" * 700)).message == "é" * 700
 
 
+def test_a_message_without_utf_8_is_sent_all_the_same() -> None:
+    """No transport could encode it, and the call would never end."""
+    assert status_of(errors.NotFoundError("no file /data/\udcff")).message == "no file /data/?"
+
+
 def test_an_exception_that_is_a_status_holds_no_frames() -> None:
     """The frames hold the request and its reply; the reply holds the exception, which would be a cycle."""
     try:

@@ -45,6 +45,10 @@ def test_a_bad_dimension_is_refused(dim: Any) -> None:
         FP32[-1, dim]
 
 
+def test_a_size_may_be_an_integer_of_numpy() -> None:
+    assert FP32[-1, np.int64(4)] == FP32[-1, 4]
+
+
 def test_a_declared_function_is_still_a_function() -> None:
     assert isinstance(total, FunctionModel)
     assert total.name == "total"
@@ -76,6 +80,7 @@ def test_types_come_from_annotations() -> None:
         ({"processes": 2, "steady": True}, "is not steady; leave out `steady`"),
         ({"example": {"z": 1}}, "must have an array for each input"),
         ({"name": "a/b"}, "give another `name`"),
+        ({"inputs": {1: FP32[-1]}}, "the name 1 in `inputs` is no name; give a str"),
     ],
 )
 def test_a_bad_function_is_refused(arguments: dict[str, Any], message: str) -> None:
@@ -104,6 +109,18 @@ def _generator(x: Any) -> Any:
 def test_a_bad_generator_is_refused(function: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(DeclarationError, match=message):
         model(**{"inputs": _X, "outputs": _Y, "name": "m", **arguments})(function)
+
+
+def test_an_asynchronous_load_is_refused() -> None:
+    class Loads:
+        async def load(self) -> None:
+            pass
+
+        def __call__(self, x: Any) -> Any:
+            return x
+
+    with pytest.raises(DeclarationError, match="`load` is an `async def`, which is never awaited"):
+        model(inputs=_X, outputs=_Y)(Loads)
 
 
 def test_a_generator_needs_no_axis_of_rows_and_is_no_step() -> None:
@@ -164,6 +181,10 @@ def test_bad_pipelines_are_refused() -> None:
         pipeline("p", lambda x: x)  # type: ignore[arg-type]
     with pytest.raises(DeclarationError, match="has no outputs"):
         pipeline("p", total, outputs=[])
+    with pytest.raises(DeclarationError, match=r"outputs='y', which is a text; give a list: \['y'\]"):
+        pipeline("p", total, outputs="y")
+    with pytest.raises(DeclarationError, match=r"outputs=\['y', 'y'\]; name each tensor once"):
+        pipeline("p", total, outputs=["y", "y"])
     with pytest.raises(DeclarationError, match="a model is named"):
         step("no/name")
     with pytest.raises(DeclarationError, match="pad_values without pad_lengths"):

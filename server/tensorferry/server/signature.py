@@ -7,6 +7,9 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from tensorferry.protos.tensors import DATATYPES, Datatype
 from tensorferry.server.errors import StartError
 
@@ -70,6 +73,18 @@ class TensorSpec:
     def element(self, text: str) -> str | bytes:
         """Return a text as an element of this BYTES tensor; as UTF-8 if the tensor is `binary`."""
         return text.encode() if self.binary else text
+
+    def elements(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array of objects with all elements as this BYTES tensor has them; the array itself if they are so.
+
+        TypeError if an element is neither str nor bytes. UnicodeError if one is not UTF-8.
+        """
+        kind = bytes if self.binary else str
+        if {*map(type, array.flat)} <= {kind}:
+            return array
+        converted = np.empty(array.size, object)
+        converted[:] = [_converted(element, kind) for element in array.flat]
+        return converted.reshape(array.shape)
 
     def clients_axis(self, axis: int) -> int:
         """Return the number that an axis of the server's tensor has in clients' tensors."""
@@ -157,6 +172,14 @@ class Signature:
             # Only their number, because some exporters list all weights as optional inputs.
             inputs.append(f"{len(self.optional)} optional")
         return f"({', '.join(inputs)}) -> ({', '.join(map(str, self.outputs))})"
+
+
+def _converted(element: object, kind: type[str] | type[bytes]) -> str | bytes:
+    if isinstance(element, str):
+        return str(element) if kind is str else element.encode()
+    if isinstance(element, bytes):
+        return element.decode() if kind is str else bytes(element)
+    raise TypeError(f"an element of type {type(element).__name__}; elements are str or bytes")
 
 
 def _too_large_to_share(spec: TensorSpec) -> bool:

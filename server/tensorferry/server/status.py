@@ -205,10 +205,10 @@ def _retry_metadata(
 
 
 def _shortened(message: str) -> str:
-    if len(message) <= _MAX_MESSAGE_BYTES // 4:
-        # A character has at most four bytes.
+    if message.isascii() and len(message) <= _MAX_MESSAGE_BYTES:
         return message
+    # A lone surrogate has no UTF-8, and a status must be UTF-8.
     data = message.encode(errors="replace")
     if len(data) <= _MAX_MESSAGE_BYTES:
-        return message
+        return data.decode()
     return data[:_MAX_MESSAGE_BYTES].decode(errors="ignore") + " ..."

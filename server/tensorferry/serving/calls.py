@@ -8,9 +8,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Real
+from threading import TIMEOUT_MAX
 from typing import Any, Protocol
 
 import numpy.typing as npt
+
+from tensorferry.batcher import DeadlineExceeded
 
 
 class ModelCaller(Protocol):
@@ -97,9 +100,24 @@ def infer(
 ) -> dict[str, Any]:
     """Send a request to another model of this server and wait for its outputs, by name. Like `submit` otherwise.
 
-    The arrays are the caller's own, which it may change.
+    The arrays are the caller's own, which it may change. After the timeout it raises DeadlineExceeded, also if the other
+    model still runs.
     """
-    return submit(model, inputs, version=version, timeout=timeout, **arrays).result()
+    return outputs_within(submit(model, inputs, version=version, timeout=timeout, **arrays), model, timeout)
+
+
+def outputs_within(future: Future[dict[str, Any]], model: str, timeout: float | None) -> dict[str, Any]:
+    """Return the outputs of a call of a model. After the timeout in seconds, cancel it and raise DeadlineExceeded."""
+    seconds = None if timeout is None else min(_plain_seconds(timeout), TIMEOUT_MAX)
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        if not future.cancel():
+            # It was answered meanwhile, or the error is its own.
+            return future.result()
+        raise DeadlineExceeded(
+            f"model {model!r} gave no answer within {seconds:g} s, the timeout of the call"
+        ) from None
 
 
 def _plain_name(name: object, what: str) -> str:

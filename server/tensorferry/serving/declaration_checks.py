@@ -44,6 +44,20 @@ def _check_integer(what: str, setting: str, value: object, least: int, most: int
         raise DeclarationError(f"{what}: {setting} is {value}; it must be at most {most}")
 
 
+def check_outputs(pipeline: str, outputs: Sequence[str]) -> None:
+    """Check the `outputs` of a pipeline."""
+    if isinstance(outputs, str):
+        raise DeclarationError(
+            f"pipeline {pipeline!r} has outputs={outputs!r}, which is a text; give a list: [{outputs!r}]"
+        )
+    if not outputs:
+        raise DeclarationError(
+            f"pipeline {pipeline!r} has no outputs; name at least one tensor, or leave `outputs` out"
+        )
+    if len(set(outputs)) < len(outputs):
+        raise DeclarationError(f"pipeline {pipeline!r} has outputs={[*outputs]}; name each tensor once")
+
+
 def checked_pad_lengths(model: str, given: tuple[str, Sequence[int]]) -> tuple[str, tuple[int, ...]]:
     """Return the axis and the lengths of `pad_lengths`."""
     try:
@@ -68,6 +82,10 @@ def check_function(declared: FunctionModel) -> None:
                 f"{what} declares no {kind}; give @model({kind}={{'name': FP32[-1, 4]}}), or annotate the function"
             )
         for name, type_ in types.items():
+            if not isinstance(name, str) or not name:
+                raise DeclarationError(
+                    f"{what}: the name {name!r} in `{kind}` is no name; give a str that is not empty"
+                )
             if not isinstance(type_, TensorType):
                 raise DeclarationError(
                     f"{what}: {kind} {name!r} is {type_!r}; write a type such as FP32[-1, 4]"
@@ -92,6 +110,10 @@ def check_function(declared: FunctionModel) -> None:
         raise DeclarationError(
             f"{what} runs in processes, so it waits for them and is not steady; leave out `steady`"
         )
+    if inspect.isclass(declared.function) and inspect.iscoroutinefunction(
+        getattr(declared.function, "load", None)
+    ):
+        raise DeclarationError(f"{what}: `load` is an `async def`, which is never awaited; write `def`")
     _check_streams(declared, what)
     if not declared.batched and declared.max_batch_size is not None:
         raise DeclarationError(

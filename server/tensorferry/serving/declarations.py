@@ -18,6 +18,7 @@ from tensorferry.serving.declaration_checks import (
     check_batch_size,
     check_function,
     check_name,
+    check_outputs,
     checked_pad_lengths,
 )
 from tensorferry.serving.errors import DeclarationError
@@ -346,10 +347,8 @@ def pipeline(
             raise DeclarationError(
                 f"step {used.name!r} of pipeline {name!r} has states, which only a model by itself can have; leave them out"
             )
-    if outputs is not None and not outputs:
-        raise DeclarationError(
-            f"pipeline {name!r} has no outputs; name at least one tensor, or leave `outputs` out"
-        )
+    if outputs is not None:
+        check_outputs(name, outputs)
     if task is None and (labels or served_as):
         raise DeclarationError(f"pipeline {name!r} has labels or served_as without a task; give `task`")
     of_text = None if task is None else TextTask(task, labels, served_as)

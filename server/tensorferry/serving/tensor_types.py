@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 from tensorferry.serving.errors import DeclarationError
 
@@ -42,15 +44,22 @@ class TensorDatatype:
     datatype: str
     text: bool = False
 
-    def __getitem__(self, dims: Dim | tuple[Dim, ...]) -> TensorType:
-        shape = dims if isinstance(dims, tuple) else (dims,)
-        for dim in shape:
-            is_dim = isinstance(dim, (int, str)) and not isinstance(dim, bool) and dim not in ("", 0)
-            if not is_dim or (isinstance(dim, int) and dim < -1):
-                raise DeclarationError(
-                    f"a dimension of {self}[...] is {dim!r}; it must be a size of at least 1, -1 for any size, or a name"
-                )
-        return TensorType(self.datatype, shape, self.text)
+    def __getitem__(self, dims: SupportsIndex | str | tuple[SupportsIndex | str, ...]) -> TensorType:
+        given = dims if isinstance(dims, tuple) else (dims,)
+        return TensorType(self.datatype, tuple(map(self._dim, given)), self.text)
+
+    def _dim(self, dim: SupportsIndex | str) -> Dim:
+        """Return a dimension; integers of numpy as `int`."""
+        if isinstance(dim, str) and dim:
+            return dim
+        # TypeError of what is no integer.
+        with suppress(TypeError):
+            size = index(dim)  # type: ignore[arg-type]
+            if size >= -1 and size and not isinstance(dim, bool):
+                return size
+        raise DeclarationError(
+            f"a dimension of {self}[...] is {dim!r}; it must be a size of at least 1, -1 for any size, or a name"
+        )
 
     def __str__(self) -> str:
         return "STRING" if self.text else self.datatype

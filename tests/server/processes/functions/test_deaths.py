@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -21,6 +22,7 @@ from support.processes.observed import own_children
 from tensorferry.server.processes import child
 from tensorferry.server.processes.functions import function_child, worker_process
 from tensorferry.server.processes.functions.errors import ProcessDied, ProcessNotStarted, RequestRefused
+from tensorferry.server.processes.functions.values import digest_of_inputs
 from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.processes.suspect_requests import REFUSED, RefusedRequests
 
@@ -77,6 +79,19 @@ def test_a_lone_request_whose_process_is_killed_from_outside_runs_again(
     got = process.run(command(f"kill_once {tmp_path / 'killed'}"))
     assert got.tolist() == [process.pid]
     assert process.restarts == 1
+
+
+def test_a_stream_that_has_begun_is_not_refused(started: Start) -> None:
+    """An equal request ended another process meanwhile."""
+    refused, x = RefusedRequests(), {"x": np.ones(1)}
+    process = started("twice", refused=refused)
+    answers = process.answers(x)
+    assert answers.read().tolist() == [1]
+    refused.add(digest_of_inputs("twice", x), math.inf)
+    assert answers.read().tolist() == [1]
+    answers.close()
+    with pytest.raises(RequestRefused):
+        process.answers(x).read()
 
 
 @pytest.mark.parametrize("act", ["read", "close"])

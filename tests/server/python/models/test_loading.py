@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,20 @@ def test_strings_and_bytes_have_their_types(load: LoadFunction) -> None:
     answer = served.batcher.submit_rows(inputs).result()
     assert answer["both"].tolist() == ["äÿ"]
     assert answer["sizes"].tolist() == [1]
+
+
+@pytest.mark.parametrize("element", ["ä", "ä".encode()], ids=["str", "bytes"])
+@pytest.mark.parametrize("made", [list, partial(np.array, dtype=object), np.array])
+def test_elements_of_outputs_have_their_declared_types(load: LoadFunction, element: Any, made: Any) -> None:
+    """So a later function gets str of a STRING, and bytes of a BYTES."""
+
+    @model(inputs={"n": INT64[-1]}, outputs={"text": STRING[-1], "blob": BYTES[-1]})
+    def words(n: Any) -> Any:
+        return made([element] * len(n)), made([element] * len(n))
+
+    answer = load(words).batcher.submit_rows({"n": np.array([1, 2])}).result()
+    assert answer["text"].tolist() == ["ä"] * 2
+    assert answer["blob"].tolist() == ["ä".encode()] * 2
 
 
 def test_one_row_at_a_time(load: LoadFunction) -> None:
@@ -171,6 +187,16 @@ def test_a_wrong_return_is_found_by_the_trial_run(load: LoadFunction, result: An
         load(declared)
 
 
+def test_an_output_of_text_that_is_not_utf_8_is_a_wrong_return(load: LoadFunction) -> None:
+    declared = model(inputs={"x": FP32[-1]}, outputs={"y": STRING[-1]}, name="wrong")(
+        lambda x: [b"\xff"] * len(x)
+    )
+    with pytest.raises(
+        StartError, match=r"output 'y' has an element that is not UTF-8 .* declare it as BYTES"
+    ):
+        load(declared)
+
+
 @pytest.mark.parametrize("value", [1.7, np.float64(255.9), 300, -1, "1"])
 def test_a_list_of_other_numbers_is_a_wrong_return(load: LoadFunction, value: Any) -> None:
     declared = model(inputs={"x": FP32[-1]}, outputs={"y": UINT8[-1]}, name="wrong")(
@@ -218,7 +244,7 @@ def test_a_function_that_refuses_random_input_is_checked_later(
 def test_an_example_replaces_random_input(load: LoadFunction) -> None:
     seen: list[Any] = []
 
-    @model(inputs={"x": STRING[-1]}, outputs={"y": INT64[-1]}, example={"x": ["good"]}, max_batch_size=2)
+    @model(inputs={"x": STRING[-1]}, outputs={"y": INT64[-1]}, example={"x": [b"good"]}, max_batch_size=2)
     def picky(x: Any) -> Any:
         assert set(x) == {"good"}
         seen.append(len(x))
@@ -249,6 +275,8 @@ def test_an_example_must_fit(load: LoadFunction) -> None:
         load(declared)
     with pytest.raises(StartError, match="the example of input 'x' is no array of INT64"):
         load(replace(declared, inputs={"x": INT64[-1]}, example={"x": [1.7]}))
+    with pytest.raises(StartError, match=r"has shape \[1, 3\]; it must have .* and fit \[-1, 2\]"):
+        load(replace(declared, example={"x": [[1.0, 2.0, 3.0]]}))
 
 
 def test_a_class_whose_load_fails_is_an_error(load: LoadFunction) -> None:
@@ -266,6 +294,26 @@ def test_a_class_whose_load_fails_is_an_error(load: LoadFunction) -> None:
         load(Weights)
 
 
+def test_an_exit_of_the_users_code_fails_the_load_with_an_answer(
+    load: LoadFunction, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Exits:
+        def load(self) -> None:
+            sys.exit("no GPU")
+
+        def __call__(self, x: Any) -> Any:
+            return x
+
+    x, y = {"x": FP32[-1]}, {"y": FP32[-1]}
+    with pytest.raises(StartError, match=r"model 'f' cannot be loaded:\n(.*\n)*SystemExit: no GPU"):
+        load(model(name="f", inputs=x, outputs=y)(Exits))
+    in_call = model(name="f", inputs=x, outputs=y)(lambda x: sys.exit("no GPU"))
+    load(in_call)
+    assert "model f raised SystemExit: no GPU in its trial run on random input" in caplog.text
+    with pytest.raises(StartError, match=r"raised on its own example:\n(.*\n)*SystemExit: no GPU"):
+        load(replace(in_call, example={"x": [1.0]}))
+
+
 def test_parameters_must_fit_the_inputs(load: LoadFunction) -> None:
     positional = model(inputs={"a.b": FP32[-1]}, outputs={"y": FP32[-1]}, name="positional")(
         lambda value: value
@@ -276,6 +324,10 @@ def test_parameters_must_fit_the_inputs(load: LoadFunction) -> None:
     declared = model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, name="m")(lambda a, b: a)
     with pytest.raises(StartError, match=r"has the inputs \['x'\], but its function takes \['a', 'b'\]"):
         load(declared)
+    for function in (lambda x, scale: x, lambda a, *, scale: a, lambda scale, **others: scale):
+        with pytest.raises(StartError, match="name its parameters as the inputs, and give others a default"):
+            load(replace(declared, function=function))
+    load(replace(declared, function=lambda x, scale=2: x))
 
 
 @pytest.mark.parametrize("example", [None, {"x": [1.0]}])

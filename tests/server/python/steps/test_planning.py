@@ -139,6 +139,7 @@ def test_inputs_without_rows_are_shared() -> None:
     [
         ([A, step("b", ["y"], ["y2"], gives={"y2": "y"})], None, "gives the tensor 'y', which step 'a' gives already"),
         ([A, step("b", ["y"], ["x"])], None, "step 'a' reads 'x', which only a later step gives"),
+        ([step("a", ["x"], ["x"]), step("b", ["x"], ["z"])], None, "step 'a' reads 'x' and gives a tensor of the same name"),
         ([step("one", [], ["x"]), step("b", ["x"], ["y"])], None, "has no inputs; its first step must read one"),
         ([A], ["q"], "has the output 'q', which no step gives; they give y"),
         ([A, step("b", ["x"], ["unused"], batch=8)], ["y"], "nothing reads the outputs of step 'b', unused"),

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from tensorferry.server.errors import StartError
+from tensorferry.server.errors import StartError, StepFailedError
 from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
-from tensorferry.server.python.triton.python_model import triton_model
+from tensorferry.server.python.functions.answers import NO_MORE
+from tensorferry.server.python.triton.backend_utils import InferenceRequest, Tensor
+from tensorferry.server.python.triton.python_model import is_triton_model, triton_model
+from tensorferry.serving import calls_through
 
 _MODEL = """
 import triton_python_backend_utils as pb_utils
@@ -25,6 +32,12 @@ class TritonPythonModel:
 
     def execute(self, requests):
         return []
+"""
+
+_OTHER_FUNCTION = """
+    def fetch(self, url):
+        each = self.network(url)
+        return each.correlation_id()
 """
 
 
@@ -59,3 +72,98 @@ def test_what_requests_lack_is_named_at_load(tmp_path: Path) -> None:
     # Of another object, a name means something else.
     file.write_text(_MODEL.replace("return []", "for each in requests: self.network.correlation_id()"))
     triton_model("m", "1", file, None)
+    # So it does in another function.
+    file.write_text(_MODEL.replace("return []", "return [each for each in requests]") + _OTHER_FUNCTION)
+    triton_model("m", "1", file, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("class TritonPythonModel: pass", True),
+        ("class Base: pass\nTritonPythonModel = Base", True),
+        ("from impl import TritonPythonModel", True),
+        ("from impl import Model as TritonPythonModel", True),
+        ("try:\n    import torch\nexcept ImportError:\n    class TritonPythonModel: pass", True),
+        ("if True:\n    class TritonPythonModel: pass", True),
+        ("def make():\n    class TritonPythonModel: pass", False),
+        ("print(TritonPythonModel)", False),
+    ],
+)
+def test_a_file_has_the_class_if_it_binds_the_name(text: str, found: bool, tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(text)
+    assert is_triton_model(file) is found
+
+
+def test_an_exit_in_auto_complete_config_fails_the_load(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(_MODEL.replace("for add in", "raise SystemExit(3)\n        for add in"))
+    with pytest.raises(StartError, match=r"auto_complete_config failed:\n(.*\n)*SystemExit: 3"):
+        triton_model("m", "1", file, None)
+
+
+def test_an_optional_input_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(_MODEL)
+    given = parse_config('input { name: "z" data_type: TYPE_FP32 dims: 1 optional: true }', "given")
+    with pytest.raises(StartError, match=r"model 'm' has `optional: true` for z, which .* leave it out"):
+        triton_model("m", "1", file, given)
+
+
+@pytest.mark.parametrize("error", ["ValueError", "SystemExit"])
+def test_what_finalize_raises_is_logged(error: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The unload goes on, and other models are finalized."""
+    file = tmp_path / "model.py"
+    file.write_text(_MODEL + f"\n    def finalize(self):\n        raise {error}('closed')\n")
+    triton_model("m", "1", file, None)[0].function().close()
+    assert "model m: finalize raised; the model is unloaded without the rest of it:\n" in caplog.text
+    assert f"{error}: closed" in caplog.text
+
+
+def answers_of(tmp_path: Path, execute: str) -> Any:
+    """Return the answers to a request of a decoupled model with this end of `execute`."""
+    file = tmp_path / "model.py"
+    decoupled = '(config):\n        config.set_model_transaction_policy({"decoupled": True})'
+    file.write_text(_MODEL.replace("(config):", decoupled).replace("return []", execute))
+    made = triton_model("m", "1", file, None)[0].function()
+    return made.answers({"x": np.ones(1, np.float32)})
+
+
+def test_execute_of_a_decoupled_model_must_return_none(tmp_path: Path) -> None:
+    answers = answers_of(tmp_path, "return [pb_utils.InferenceResponse([])]")
+    with pytest.raises(StepFailedError, match=r"execute returned an object of type list; .* and return None"):
+        answers.read()
+    answers.close()
+
+
+def test_an_exception_after_the_last_response_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = answers_of(tmp_path, "requests[0].get_response_sender().send(flags=1); raise KeyError('late')")
+    assert answers.read() is NO_MORE
+    answers.close()
+    assert "model m: execute raised after the last response" in caplog.text
+    assert "KeyError: 'late'" in caplog.text
+
+
+class _Echo:
+    """`ModelCaller` that answers with the inputs."""
+
+    def submit(
+        self, model: str, version: str, inputs: Mapping[str, Any], timeout: float | None
+    ) -> Future[dict[str, Any]]:
+        future: Future[dict[str, Any]] = Future()
+        future.set_result({**inputs})
+        return future
+
+
+def test_a_call_of_another_model_may_run_on_a_thread_of_the_model() -> None:
+    """Such a thread has nothing of the context of `execute`, as there is nothing of it after the block."""
+    with calls_through(_Echo()):
+        request = InferenceRequest(
+            model_name="echo", inputs=[Tensor("x", np.ones(1))], requested_output_names=["x"]
+        )
+    response = request.exec()
+    assert not response.has_error()
+    assert [tensor.name() for tensor in response.output_tensors()] == ["x"]

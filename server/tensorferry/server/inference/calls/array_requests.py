@@ -85,29 +85,17 @@ def _strings(value: npt.ArrayLike, spec: TensorSpec, what: str) -> Array:
     array = value if isinstance(value, np.ndarray) else np.asarray(value, object)
     if array.dtype.kind in "SUT":
         array = array.astype(object)
-    kind = bytes if spec.binary else str
     if array.dtype != object:
+        kind = bytes if spec.binary else str
         raise InvalidRequestError(
             f"{what} has dtype {array.dtype}, but the model expects {kind.__name__} elements: give an array of them"
         )
-    if all(type(element) is kind for element in array.flat):
-        return array
-    converted = np.empty(array.size, object)
     try:
-        converted[:] = [_string(element, kind, what) for element in array.flat]
+        return spec.elements(array)
     except UnicodeError as error:
         raise InvalidRequestError(f"{what} has an element that is not UTF-8 ({error})") from None
-    return converted.reshape(array.shape)
-
-
-def _string(element: object, kind: type[str] | type[bytes], what: str) -> str | bytes:
-    if isinstance(element, str):
-        return str(element) if kind is str else element.encode()
-    if isinstance(element, bytes):
-        return element.decode() if kind is str else bytes(element)
-    raise InvalidRequestError(
-        f"{what} has an element of type {type(element).__name__}; elements are str or bytes"
-    )
+    except TypeError as error:
+        raise InvalidRequestError(f"{what} has {error}") from None
 
 
 def _nbytes(tensor: Tensor) -> int:

@@ -107,10 +107,14 @@ class WorkerProcess:
         *,
         repeatable: bool = True,
     ) -> Any:
-        """Return what `exchange` returns with the process. `repeatable` is whether the batch may run once more."""
+        """Return what `exchange` returns with the process. `repeatable` is whether the batch may run once more.
+
+        A batch that has given an answer may not. It is not refused either.
+        """
         again = not repeatable
         with self._busy:
-            self._check_refused(inputs, rows)
+            if repeatable:
+                self._check_refused(inputs, rows)
             while True:
                 child = self._running_child()
                 try:

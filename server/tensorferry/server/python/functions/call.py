@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -43,16 +44,21 @@ def bound_call(declared: FunctionModel) -> Call:
         if load is not None:
             load()
     names = list(declared.inputs)
-    parameters = inspect.signature(function).parameters.values()
+    signature = inspect.signature(function)
+    parameters = signature.parameters.values()
     by_name = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-    if any(one.kind is one.VAR_KEYWORD for one in parameters) or by_name >= set(names):
-        return _by_row(declared, lambda inputs: function(**_read_only(inputs)))
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.POSITIONAL_ONLY)]
-    if len(positional) == len(names):
-        return _by_row(declared, lambda inputs: function(*map(_read_only(inputs).get, names)))
+    with suppress(TypeError):
+        # TypeError for a parameter without a default value that is no input.
+        if any(one.kind is one.VAR_KEYWORD for one in parameters) or by_name >= set(names):
+            signature.bind(**dict.fromkeys(names))
+            return _by_row(declared, lambda inputs: function(**_read_only(inputs)))
+        if len(positional) == len(names):
+            signature.bind(*names)
+            return _by_row(declared, lambda inputs: function(*map(_read_only(inputs).get, names)))
     raise DeclarationError(
         f"model {declared.name!r} has the inputs {names}, but its function takes {[one.name for one in parameters]}: name "
-        "its parameters as the inputs"
+        "its parameters as the inputs, and give others a default value"
     )
 
 

@@ -22,7 +22,7 @@ from tensorferry.server.onnx.batching.row_kinds import Row, batch_of_rows, disti
 from tensorferry.server.processes.functions.errors import FunctionRaised
 from tensorferry.server.python.functions.failure import Failure, describe
 from tensorferry.server.python.models.instance import BatchCall
-from tensorferry.server.python.models.outputs import WrongOutputs
+from tensorferry.server.python.models.outputs import WrongOutputs, fits
 from tensorferry.server.runtime.checks.sampling import (
     Array,
     array_of_floats,
@@ -333,14 +333,17 @@ def _example(declared: FunctionModel, signature: Signature) -> dict[str, Array]:
     for spec in signature.inputs:
         given: Any = (declared.example or {})[spec.name]
         try:
-            array = from_numbers(given, spec.datatype) if spec.datatype.size else np.asarray(given, object)
+            if spec.datatype.size:
+                array = from_numbers(given, spec.datatype)
+            else:
+                array = spec.elements(np.asarray(given, object))
         except (TypeError, ValueError) as error:
             raise StartError(
                 f"model {declared.name!r}: the example of input {spec.name!r} is no array of {spec.datatype.name} ({error})"
             ) from None
         if not declared.batched:
             array = array[None]
-        if array.ndim != len(spec.dims) or not array.size:
+        if not fits(spec, array.shape) or not array.size:
             raise StartError(
                 f"model {declared.name!r}: the example of input {spec.name!r} has shape {list(array.shape)}; it must have at "
                 f"least one row, and fit {list(spec.shape)}"

@@ -18,12 +18,12 @@ from tensorferry.server.models.config_pbtxt.instance_groups import InstanceGroup
 from tensorferry.server.models.config_pbtxt.pbtxt import PYTHON, BatchingDecision, complete_config
 from tensorferry.server.models.config_pbtxt.settings import settings_of
 from tensorferry.server.observability.logs.load_progress import set_load_stage
-from tensorferry.server.processes.functions.errors import ProcessNotStarted
+from tensorferry.server.processes.functions.errors import FunctionRaised, ProcessNotStarted
 from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.processes.suspect_requests import RefusedRequests
 from tensorferry.server.python.functions.answers import NO_MORE, answers_of
 from tensorferry.server.python.functions.call import bound_call
-from tensorferry.server.python.functions.failure import traceback_text
+from tensorferry.server.python.functions.failure import describe, traceback_text
 from tensorferry.server.python.models.configured import check_tensors, configured, configured_decision
 from tensorferry.server.python.models.instance import (
     BatchCall,
@@ -165,7 +165,10 @@ def _in_thread(declared: FunctionModel) -> _Worker:
         call = bound_call(declared)
     except DeclarationError as error:
         raise StartError(str(error)) from None
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # SystemExit too, which would end the thread that loads without an answer.
         raise StartError(f"model {declared.name!r} cannot be loaded:\n{traceback_text(error)}") from None
     if declared.streams:
         return _Worker(lambda inputs, rows: answers_of(call(inputs)))
@@ -226,7 +229,17 @@ def _first_answer(call: BatchCall) -> BatchCall:
 def _tried(name: str, worker: _Worker, call: BatchCall) -> BatchCall:
     """Return the call as trial runs. Only a process can be ended."""
     end = (lambda: None) if worker.process is None else worker.process.end_runs
-    return lambda inputs, rows: trial_run(lambda: call(inputs, rows), f"function {name!r}", inputs, end)
+
+    def run(inputs: Mapping[str, Array], rows: Sequence[int]) -> Any:
+        try:
+            return call(inputs, rows)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            # SystemExit, which would end the load without an answer. Described as in a process.
+            raise FunctionRaised(describe(error)) from None
+
+    return lambda inputs, rows: trial_run(lambda: run(inputs, rows), f"function {name!r}", inputs, end)
 
 
 def _most_rows(declared: FunctionModel, config: ServerConfig) -> int:

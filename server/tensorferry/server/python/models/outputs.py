@@ -105,7 +105,7 @@ class DeclaredOutputs:
                 raise WrongOutputs(f"output {spec.name!r} has {len(array)} rows, and its input has {rows}")
             return array
         array = _stored(spec, array)
-        if not _fits(spec, array.shape):
+        if not fits(spec, array.shape):
             message = (
                 f"output {spec.name!r} has shape {list(array.shape)}, and is declared as {list(spec.shape)}"
             )
@@ -123,7 +123,7 @@ class DeclaredOutputs:
         if isinstance(value, list) and value and all(isinstance(row, np.ndarray) for row in value):
             parts = [_stored(spec, row) for row in value]
             for row in parts:
-                if not _fits(spec, (len(parts), *row.shape)):
+                if not fits(spec, (len(parts), *row.shape)):
                     raise WrongOutputs(
                         f"output {spec.name!r} has a row of shape {list(row.shape)}, and is declared as "
                         f"{list(spec.shape)}, whose axis 0 counts the rows"
@@ -143,21 +143,28 @@ class DeclaredOutputs:
 def _stored(spec: TensorSpec, array: Array) -> Array:
     """Return an array in the datatype's storage form; raise WrongOutputs if it has another datatype."""
     storage = spec.datatype.storage
+    if not spec.datatype.size and array.dtype.kind in "SUT":
+        array = array.astype(object)
     if array.dtype == storage:
         if array.dtype.hasobject:
-            for element in array.flat:
-                if not isinstance(element, (str, bytes)):
-                    raise WrongOutputs(
-                        f"output {spec.name!r} has an element of type {type(element).__name__}; elements of BYTES and STRING "
-                        "are bytes or str"
-                    )
+            return _strings(spec, array)
         return _zeros_and_ones(array) if array.dtype == bool else array
-    if not spec.datatype.size and array.dtype.kind in "SUT":
-        return array.astype(object)
     raise WrongOutputs(
         f"output {spec.name!r} has dtype {array.dtype}, and is declared as {spec.datatype.name}: convert it with "
         f".astype({str(storage)!r})"
     )
+
+
+def _strings(spec: TensorSpec, array: Array) -> Array:
+    """Return an array with elements that a later function gets as they are declared; raise WrongOutputs for others."""
+    try:
+        return spec.elements(array)
+    except UnicodeError as error:
+        raise WrongOutputs(
+            f"output {spec.name!r} has an element that is not UTF-8 ({error}); declare it as BYTES, and return bytes"
+        ) from None
+    except TypeError as error:
+        raise WrongOutputs(f"output {spec.name!r} has {error}") from None
 
 
 def _zeros_and_ones(array: Array) -> Array:
@@ -167,7 +174,8 @@ def _zeros_and_ones(array: Array) -> Array:
     return octets.astype(bool) if octets.max(initial=0) > 1 else array
 
 
-def _fits(spec: TensorSpec, shape: tuple[int, ...]) -> bool:
+def fits(spec: TensorSpec, shape: tuple[int, ...]) -> bool:
+    """Return whether a shape has the declared axes and sizes."""
     return len(shape) == len(spec.dims) and all(
         not isinstance(dim, int) or dim == size for dim, size in zip(spec.dims, shape, strict=True)
     )

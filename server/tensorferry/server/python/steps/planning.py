@@ -196,7 +196,12 @@ def _signature(name: str, steps: Sequence[StepBinding], outputs: Sequence[str]) 
     for number, step in enumerate(steps):
         for spec in step.signature.inputs:
             tensor, takes = step.inputs[spec.name], f"step {step.name!r} takes"
-            if producers.get(tensor, -1) >= number:
+            if producers.get(tensor, -1) == number:
+                raise StartError(
+                    f"pipeline {name!r}: step {step.name!r} reads {tensor!r} and gives a tensor of the same name; give the "
+                    "output another name by step(..., outputs={...})"
+                )
+            if producers.get(tensor, -1) > number:
                 raise StartError(
                     f"pipeline {name!r}: step {step.name!r} reads {tensor!r}, which only a later step gives; change their order"
                 )

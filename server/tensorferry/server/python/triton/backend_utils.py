@@ -11,6 +11,8 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ import numpy.typing as npt
 from tensorferry.protos import model_config_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.serving import submit
+from tensorferry.serving.calls import outputs_within
 
 Array = npt.NDArray[Any]
 
@@ -151,6 +154,8 @@ class InferenceRequest:
         self._version, self._id = model_version, request_id
         self._sender, self._timeout = response_sender, timeout
         self._parameters = parameters if isinstance(parameters, str) else json.dumps(dict(parameters or {}))
+        # Of the run that makes the request, for calls on threads of the model's own.
+        self._context = copy_context()
 
     def inputs(self) -> Sequence[Tensor]:
         return self._inputs
@@ -184,7 +189,8 @@ class InferenceRequest:
     def exec(self, decoupled: bool = False) -> InferenceResponse:
         """Run the request on another model, and wait for its response."""
         try:
-            return self._response(self._submit(decoupled).result())
+            future = self._submit(decoupled)
+            return self._response(outputs_within(future, self._model, self._timeout / 1e6 or None))
         except Exception as error:
             return InferenceResponse(error=TritonError(str(error)))
 
@@ -201,7 +207,12 @@ class InferenceRequest:
             raise TritonModelException("a model cannot call a decoupled model; leave out decoupled=True")
         arrays = {tensor.name(): tensor.as_numpy() for tensor in self._inputs}
         version = str(self._version) if self._version > 0 else ""
-        return submit(self._model, arrays, version=version, timeout=self._timeout / 1e6 or None)
+        call = partial(submit, self._model, arrays, version=version, timeout=self._timeout / 1e6 or None)
+        try:
+            return call()
+        except RuntimeError:
+            # No model runs on this thread. A copy, because several threads may use the request.
+            return self._context.copy().run(call)
 
     def _response(self, outputs: dict[str, Any]) -> InferenceResponse:
         return InferenceResponse([Tensor(name, outputs[name]) for name in self._outputs or outputs])

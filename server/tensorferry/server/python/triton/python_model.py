@@ -6,10 +6,9 @@ import ast
 import asyncio
 import inspect
 import json
+import logging
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import copy_context
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
@@ -28,7 +27,7 @@ from tensorferry.server.errors import (
     UnsupportedError,
 )
 from tensorferry.server.models.config_pbtxt.pbtxt import datatype_of, is_complete
-from tensorferry.server.python.functions.answers import NO_MORE, Answers
+from tensorferry.server.python.functions.answers import Answers
 from tensorferry.server.python.functions.app_file import import_module
 from tensorferry.server.python.functions.call import RequestFacts, facts_of_requests, requests_of
 from tensorferry.server.python.functions.failure import text_of, traceback_text
@@ -41,9 +40,11 @@ from tensorferry.server.python.triton.backend_utils import (
     TritonError,
     TritonModelException,
 )
-from tensorferry.server.system.threads import ThreadKind, new_thread
+from tensorferry.server.python.triton.sent_answers import SentAnswers
 from tensorferry.serving import DeclarationError, FunctionModel, InvalidInput
 from tensorferry.serving.tensor_types import TensorType
+
+_log = logging.getLogger("tensorferry.server")
 
 CLASS = "TritonPythonModel"
 _MODULE = "triton_python_backend_utils"
@@ -61,8 +62,22 @@ _ERRORS: Mapping[int, type[Exception]] = {
 
 
 def is_triton_model(path: Path) -> bool:
-    """Return whether a Python file has the class of Triton's Python backend."""
-    return any(isinstance(node, ast.ClassDef) and node.name == CLASS for node in _parsed(path).body)
+    """Return whether a Python file has the class of Triton's Python backend: defined, assigned, or imported by its name."""
+    return CLASS in _bound_names(_parsed(path))
+
+
+def _bound_names(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a module binds, also within `if` and `try`."""
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                yield name
+            case ast.alias():
+                yield child.asname or child.name
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                pass
+            case _:
+                yield from _bound_names(child)
 
 
 def triton_model(
@@ -74,13 +89,18 @@ def triton_model(
     """
     _check_names(path)
     sys.modules.setdefault(_MODULE, backend_utils)
-    kind = getattr(import_module(path), CLASS)
+    kind = getattr(import_module(path), CLASS, None)
     if not callable(getattr(kind, "execute", None)):
-        raise StartError(f"{path}: class {CLASS} has no method execute")
+        raise StartError(f"{path}: class {CLASS} has no method execute, or is not defined by the import")
     config = _completed(kind, given, name, path)
     if not config.input or not config.output:
         raise StartError(
             f"{path}: model {name!r} has no inputs and outputs; give it a config.pbtxt with both, or a method auto_complete_config"
+        )
+    if optional := [each.name for each in config.input if each.optional]:
+        raise StartError(
+            f"{path}: model {name!r} has `optional: true` for {', '.join(optional)}, which this server has for ONNX models only; "
+            "leave it out, and let clients send all inputs"
         )
     decoupled = config.model_transaction_policy.decoupled
     try:
@@ -115,21 +135,29 @@ def _check_names(path: Path) -> None:
     nodes = list(ast.walk(_parsed(path)))
     imports = [each for node in nodes if isinstance(node, ast.Import) for each in node.names]
     modules = {each.asname or each.name for each in imports if each.name == _MODULE}
-    requests = set(_names_of_requests(nodes))
-    for node in nodes:
-        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
-            continue
-        where = f"{path}:{node.lineno}"
-        if node.value.id in modules and not hasattr(backend_utils, node.attr):
-            raise StartError(f"{where}: this server's {_MODULE} has no {node.attr}; do without it")
-        if node.value.id in requests and not hasattr(InferenceRequest, node.attr):
-            raise StartError(f"{where}: requests have no {node.attr} in this server; do without it")
-
-
-def _names_of_requests(nodes: Sequence[ast.AST]) -> Iterator[str]:
-    """Return the names of single requests in the loops over the argument of `execute`."""
+    for where, name in _attributes(nodes, modules):
+        if not hasattr(backend_utils, name):
+            raise StartError(f"{path}:{where}: this server's {_MODULE} has no {name}; do without it")
     functions = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     arguments = {each.args.args[1].arg for each in functions if each.name == "execute" and each.args.args[1:]}
+    for function in functions:
+        # Of another function, the same name may mean something else.
+        inside = list(ast.walk(function))
+        for where, name in _attributes(inside, set(_names_of_requests(inside, arguments))):
+            if not hasattr(InferenceRequest, name):
+                raise StartError(f"{path}:{where}: requests have no {name} in this server; do without it")
+
+
+def _attributes(nodes: Iterable[ast.AST], names: Set[str]) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of each attribute of what has one of these names."""
+    for node in nodes:
+        match node:
+            case ast.Attribute(ast.Name(name), attribute) if name in names:
+                yield node.lineno, attribute
+
+
+def _names_of_requests(nodes: Iterable[ast.AST], arguments: Set[str]) -> Iterator[str]:
+    """Yield the names of single requests in loops over one of the arguments of `execute`."""
     for node in nodes:
         match node:
             case ast.For(ast.Name(name), ast.Name(looped)) | ast.comprehension(
@@ -149,7 +177,10 @@ def _completed(kind: Any, given: pb.ModelConfig | None, name: str, path: Path) -
     if complete is not None:
         try:
             complete(_Completing(config))
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            # SystemExit too, which would end the thread that loads without an answer.
             raise StartError(f"{path}: auto_complete_config failed:\n{traceback_text(error)}") from None
     return config
 
@@ -242,9 +273,18 @@ class _Instance:
             self._model.initialize(dict(self._arguments))
 
     def close(self) -> None:
-        """Call `finalize`."""
+        """Call `finalize`. What it raises is logged, because the model is unloaded all the same."""
         if hasattr(self._model, "finalize"):
-            self._model.finalize()
+            try:
+                self._model.finalize()
+            except BaseException as error:
+                # A load that failed, which is reported by itself.
+                error.__context__ = None
+                _log.warning(
+                    "model %s: finalize raised; the model is unloaded without the rest of it:\n%s",
+                    self._name,
+                    traceback_text(error),
+                )
 
     def run(self, inputs: Mapping[str, Any], rows: Sequence[int]) -> Mapping[str, Any]:
         """Run a batch. `rows` has the rows of each request; without any, the batch is one request."""
@@ -273,9 +313,16 @@ class _Instance:
     def answers(self, inputs: Mapping[str, Any]) -> Answers:
         """Return the responses of a decoupled model to one request, which it may send from any thread."""
         facts = next(iter(facts_of_requests.get()()), _NO_FACTS)
-        return _SentAnswers(
-            lambda sender: self._executed([self._request(inputs, facts, sender)]), self._arrays
-        )
+
+        def execute(sender: InferenceResponseSender) -> None:
+            returned = self._executed([self._request(inputs, facts, sender)])
+            if returned is not None:
+                raise self._failed(
+                    f"execute returned an object of type {type(returned).__name__}; that of a decoupled model must send its "
+                    "responses by get_response_sender(), and return None"
+                )
+
+        return SentAnswers(self._name, execute, self._arrays)
 
     def _request(
         self,
@@ -316,66 +363,3 @@ class _Instance:
         if missing := [name for name in self._outputs if name not in found]:
             raise self._failed(f"the response has no output {', '.join(missing)}")
         return {name: found[name] for name in self._outputs}
-
-
-class _SentAnswers:
-    """The responses that `execute` sends until the last one, as arrays. See `Answers`."""
-
-    def __init__(
-        self,
-        execute: Callable[[InferenceResponseSender], Any],
-        arrays: Callable[[InferenceResponse], Mapping[str, Any]],
-    ) -> None:
-        self._execute, self._arrays = execute, arrays
-        # Guards the fields below; notified of each change. Nothing is called while it is held.
-        self._changed = threading.Condition()
-        # What `read` takes next: a response, an error of `execute`, or NO_MORE. None if nothing was sent.
-        self._sent: Any = None
-        self._over = False
-        # On a thread of its own, because responses must be sent while `execute` runs.
-        run = partial(copy_context().run, self._run)
-        self._thread = new_thread("triton-execute", run, ThreadKind.EXPENDABLE)
-        self._thread.start()
-
-    def read(self) -> Any:
-        with self._changed:
-            self._changed.wait_for(lambda: self._sent is not None or self._over)
-            sent, self._sent = self._sent, None
-            self._changed.notify_all()
-            if self._over:
-                return NO_MORE
-        if isinstance(sent, BaseException):
-            raise sent
-        return NO_MORE if sent is NO_MORE else self._arrays(sent)
-
-    def close(self) -> None:
-        self.cancel()
-        # Models expect that `execute` is not called again before it returns.
-        self._thread.join()
-
-    def cancel(self) -> None:
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        try:
-            self._execute(InferenceResponseSender(self._send, lambda: self._over))
-        except BaseException as error:
-            self._put(error)
-
-    def _send(self, response: InferenceResponse | None, final: bool) -> None:
-        if response is not None:
-            # With copies, because the model may change its arrays as soon as this returns.
-            tensors = [Tensor(each.name(), each.as_numpy().copy()) for each in response.output_tensors()]
-            self._put(InferenceResponse(tensors, response.error()))
-        if final:
-            self._put(NO_MORE)
-
-    def _put(self, sent: Any) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._sent is None or self._over)
-            # What is sent after the end is dropped.
-            if not self._over:
-                self._sent = sent
-                self._changed.notify_all()
