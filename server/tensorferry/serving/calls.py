@@ -118,6 +118,9 @@ def outputs_within(future: Future[dict[str, Any]], model: str, timeout: float | 
         raise DeadlineExceeded(
             f"model {model!r} gave no answer within {seconds:g} s, the timeout of the call"
         ) from None
+    finally:
+        # Its error refers to this frame, so the two would stay until a garbage collection.
+        del future
 
 
 def _plain_name(name: object, what: str) -> str:

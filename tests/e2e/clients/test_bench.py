@@ -117,7 +117,7 @@ def test_a_trace_from_the_servers_own_access_log(
     assert (results["mode"], step["failed"]) == ("trace", 0)
     # The log also has the request with which the test began.
     assert step["answered"] == recorded["steps"][0]["answered"] + 1
-    assert step["rows"] == 2 * step["answered"]
+    assert step["rows"] == 2 * step["arrived"], "the last request is sent at the end"
     assert printed.splitlines()[1].split()[0] == "trace"
 
 

@@ -189,8 +189,8 @@ class InferenceRequest:
     def exec(self, decoupled: bool = False) -> InferenceResponse:
         """Run the request on another model, and wait for its response."""
         try:
-            future = self._submit(decoupled)
-            return self._response(outputs_within(future, self._model, self._timeout / 1e6 or None))
+            timeout = self._timeout / 1e6 or None
+            return self._response(outputs_within(self._submit(decoupled), self._model, timeout))
         except Exception as error:
             return InferenceResponse(error=TritonError(str(error)))
 
