@@ -51,7 +51,7 @@ def read_model(path: Path) -> onnx.ModelProto:
     except OSError as error:
         raise UnreadableModel(f"cannot be read: {error.strerror}") from error
     model, read = _read(path, status)
-    if any(status_if_any(file) != found for file, found in read.items()):
+    if any(status_if_any(path.parent / name) != found for name, found in read.items()):
         # Numbers of another file were replaced, and the file itself was not.
         _read.cache_clear()
         model, _ = _read(path, status)
@@ -73,11 +73,12 @@ def _status(path: Path) -> FileStatus:
 
 
 @lru_cache(maxsize=1)
-def _read(path: Path, status: FileStatus) -> tuple[onnx.ModelProto, Mapping[Path, FileStatus | None]]:
-    """Return a model, and the files that its external data is in, as they were before."""
+def _read(path: Path, status: FileStatus) -> tuple[onnx.ModelProto, Mapping[str, FileStatus | None]]:
+    """Return a model, and the files that its external data is in, relative to it, as they were before."""
     model = _parsed(path, status[2])
     outside = [tensor for tensor in tensors_in(model) if external_data_helper.uses_external_data(tensor)]
-    files = {file: status_if_any(file) for file in {path.parent / name for name in _locations(outside)}}
+    names = {entry.value for tensor in outside for entry in tensor.external_data if entry.key == "location"}
+    files = {name: status_if_any(path.parent / name) for name in names}
     for tensor in outside:
         _read_if_small(tensor, path.parent)
     return model, files
@@ -86,19 +87,12 @@ def _read(path: Path, status: FileStatus) -> tuple[onnx.ModelProto, Mapping[Path
 def external_files(path: Path) -> frozenset[str]:
     """Return the names of the files that tensors of a model are in, relative to it; empty for an unreadable file.
 
-    The result is not cached, because these files may not be there yet.
+    These files may not be there yet. OSError if the model's is not.
     """
     try:
-        model = _parsed(path, path.stat().st_size)
+        return frozenset(_read(path, _status(path))[1])
     except UnreadableModel:
         return frozenset()
-    outside = (tensor for tensor in tensors_in(model) if external_data_helper.uses_external_data(tensor))
-    return frozenset(_locations(outside))
-
-
-def _locations(tensors: Iterable[onnx.TensorProto]) -> Iterator[str]:
-    for tensor in tensors:
-        yield from (entry.value for entry in tensor.external_data if entry.key == "location")
 
 
 def _parsed(path: Path, size: int) -> onnx.ModelProto:
