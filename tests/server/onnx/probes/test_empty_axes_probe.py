@@ -20,7 +20,8 @@ from tensorferry.batcher import Tensor
 from tensorferry.server.errors import NotReadyError
 from tensorferry.server.models.config_pbtxt.io_mapping import IoMapping
 from tensorferry.server.onnx.probes.empty_axes_probe import EmptyAxesProbe, ProbedModel
-from tensorferry.server.runtime.checks.check_cache import CheckCache, digest_of, files_of
+from tensorferry.server.runtime.checks.check_cache import CheckCache, digest_of
+from tensorferry.server.runtime.files.file_record import FileRecord
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 
@@ -175,19 +176,9 @@ def test_the_digest_covers_external_data(tmp_path: Path) -> None:
     path = small.wide(tmp_path / "m.onnx", 64)
     onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     assert (tmp_path / "weights.bin").stat().st_size
-    files = files_of(path)
+    files = FileRecord(path).paths
     before = digest_of(files, "")
     assert digest_of(files, "") == before != digest_of(files, "another version")
     with (tmp_path / "weights.bin").open("r+b") as file:
         file.write(b"\x01\x02")
     assert digest_of(files, "") != before
-
-
-def test_bytes_that_look_like_a_reference_are_ignored(tmp_path: Path) -> None:
-    """Such bytes occur in weights. They name a missing file or have an impossible name."""
-    path = small.echo(tmp_path / "m.onnx")
-    reference = b"\x0a\x08location\x12"
-    for name in (b"gone", b"\0", b"x" * 300, b"\xff\xfe"):
-        length = bytes([len(name) & 127 | 128, len(name) >> 7])
-        path.write_bytes(path.read_bytes() + reference + length + name)
-    assert files_of(path) == [path]

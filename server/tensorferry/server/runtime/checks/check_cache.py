@@ -5,12 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import mmap
 import os
-import re
 import tempfile
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -29,8 +26,6 @@ _log = logging.getLogger("tensorferry.server")
 
 # To be increased when the checks or the format of the cache change.
 _VERSION = 10
-# The name of the external data file of a tensor in an ONNX file: key "location" of a StringStringEntryProto.
-_LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]*[\x00-\x7f])")
 
 
 def cache_directory() -> Path | None:
@@ -53,23 +48,6 @@ def digest_of(files: Iterable[Path], conditions: str) -> str:
     return digest.hexdigest()
 
 
-def files_of(path: Path) -> list[Path]:
-    """Return a model's file, and the files of its external data. ValueError if it is empty."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        names = set(_locations(data))
-    # Weights may contain bytes that look like a reference to a file, but rarely name an existing one.
-    return [path, *(each for name in sorted(names) if os.path.isfile(each := path.parent / name))]
-
-
-def _locations(data: mmap.mmap) -> Iterator[Path]:
-    for match in _LOCATION.finditer(data):
-        length = sum((byte & 127) << 7 * index for index, byte in enumerate(match[1]))
-        name = data[match.end() : match.end() + length]
-        with suppress(UnicodeDecodeError):
-            if b"\0" not in name:
-                yield Path(name.decode())
-
-
 def _version_of(package: str) -> str | None:
     """Return the version of a package; None if it is missing, which the session reports."""
     try:
@@ -88,18 +66,13 @@ class CheckCache:
 
     def __init__(self, path: Path, options: OrtOptions, devices: Iterable[str]) -> None:
         self._directory = cache_directory()
-        self._path = path
         self.devices = sorted(set(devices))
-        self._libraries = [library.path for library in options.op_libraries]
         # Threads change no result.
         options = replace(options, processes=1, intra_op_threads=0)
         packages = [provider.name for provider in (*options.cpu, *options.gpu) if is_package(provider.name)]
         versions = [_version_of(package) for package in ("tensorferry", *packages)]
         self._conditions = repr((_VERSION, versions, onnxruntime.__version__, options, self.devices))
-        self._made = time.time_ns()
-        self.files = FileRecord(path, self._libraries)
-        # Set before the digest.
-        self._digested: list[Path] = []
+        self.files = FileRecord(path, [library.path for library in options.op_libraries])
         self._digest: Future[str] = Future()
         if self._directory is None:
             self._digest.set_result("")
@@ -109,25 +82,14 @@ class CheckCache:
 
     def _compute_digest(self) -> None:
         digest = ""
-        # The session reports a missing file. One that is being copied may be empty for a moment, and cannot be mapped.
-        with suppress(OSError, ValueError):
-            self._digested = [*files_of(self._path), *self._libraries]
-            digest = digest_of(self._digested, self._conditions)
+        # The session reports a missing file.
+        with suppress(OSError):
+            digest = digest_of(self.files.paths, self._conditions)
         self._digest.set_result(digest)
-
-    def _has_changed(self) -> bool:
-        """Return whether a file may have changed since this object was made."""
-        try:
-            # The times too, because a record knows no external data of a graph that cannot be read.
-            return self.files.has_changed() or any(
-                each.stat().st_ctime_ns > self._made for each in self._digested
-            )
-        except OSError:
-            return True
 
     def _entry(self, kind: str, conditions: object) -> Path | None:
         digest = self._digest.result()
-        if self._directory is None or not digest or self._has_changed():
+        if self._directory is None or not digest or self.files.has_changed():
             return None
         name = hashlib.sha256(repr((digest, conditions)).encode()).hexdigest()
         return self._directory / kind / f"{name}.json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +23,12 @@ class FileRecord:
             names = external_files(path)
         for each in (*(path.parent / name for name in names), *others):
             self._found[each] = status_if_any(each)
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        """The model's file, and the others that were there."""
+        own, *others = self._found
+        return [own, *(path for path in others if self._found[path] is not None)]
 
     def has_changed(self) -> bool:
         """Return whether a file was replaced, written to or removed since this object was made."""
