@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tensorferry.batcher.request import Array, HeldTensor, SequenceTag
+from tensorferry.batcher.errors import ModelOutputError
+from tensorferry.batcher.request import Array, HeldTensor, Outcome, SequenceTag
 
 State: TypeAlias = Array | HeldTensor
 
@@ -116,3 +117,23 @@ def next_state(row: Any, like: StateTensor) -> State:
             f"{initial.dtype}{list(initial.shape)}"
         )
     return state
+
+
+def shown_to(tag: SequenceTag, outcome: Outcome, state_outputs: Set[str]) -> Outcome:
+    """Return an outcome with the states that the caller wants, as arrays, and without the others."""
+    if outcome.outputs is None:
+        return outcome
+    try:
+        if not isinstance(outcome.outputs, Mapping):
+            raise ModelOutputError(
+                "the model function's result is no dict; one with states returns outputs by name"
+            )
+        hidden = state_outputs - tag.wanted
+        shown = {name: value for name, value in outcome.outputs.items() if name not in hidden}
+        for name in state_outputs & shown.keys():
+            if is_held(shown[name]):
+                shown[name] = shown[name][0].numpy()
+    except Exception as error:
+        # It is no dict, or its device has failed.
+        return outcome._replace(outputs=None, error=error)
+    return outcome._replace(outputs=shown)

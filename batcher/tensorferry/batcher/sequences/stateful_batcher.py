@@ -16,7 +16,6 @@ from tensorferry.batcher.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidRequest,
-    ModelOutputError,
 )
 from tensorferry.batcher.execution.collate import tensor_of
 from tensorferry.batcher.execution.completion import already_completed, withdrawn
@@ -30,8 +29,8 @@ from tensorferry.batcher.sequences.sequence import (
     SequenceStatistics,
     State,
     StateTensor,
-    is_held,
     next_state,
+    shown_to,
     state_bytes,
 )
 from tensorferry.batcher.sequences.sequence_table import Living, SequenceTable
@@ -253,7 +252,7 @@ class StatefulBatcher(Batcher):
 
     def _alone(self, request: Request, tag: SequenceTag) -> Callable[[Outcome], None]:
         complete = request.complete
-        return lambda outcome: complete(self._shown(outcome, tag))
+        return lambda outcome: complete(shown_to(tag, outcome, self._state_outputs))
 
     def _completed(
         self,
@@ -270,7 +269,7 @@ class StatefulBatcher(Batcher):
                 states = tuple(next_state(outcome.outputs[state.output], state) for state in self._states)
             except Exception as error:
                 outcome = outcome._replace(outputs=None, error=error)
-        outcome = self._shown(outcome, tag)
+        outcome = shown_to(tag, outcome, self._state_outputs)
         with self._sequences_lock:
             if outcome.error is None and (full := self._table.no_room_for(living, tag, states)) is not None:
                 outcome = outcome._replace(outputs=None, error=full)
@@ -285,25 +284,6 @@ class StatefulBatcher(Batcher):
         finally:
             # Afterwards, because clients must get a cause before what follows from it, and answers in their order.
             self._go_on(living)
-
-    def _shown(self, outcome: Outcome, tag: SequenceTag) -> Outcome:
-        """Return an outcome with the states that the caller wants, as arrays, and without the others."""
-        if outcome.outputs is None:
-            return outcome
-        try:
-            if not isinstance(outcome.outputs, Mapping):
-                raise ModelOutputError(
-                    "the model function's result is no dict; one with states returns outputs by name"
-                )
-            hidden = self._state_outputs - tag.wanted
-            shown = {name: value for name, value in outcome.outputs.items() if name not in hidden}
-            for name in self._state_outputs & shown.keys():
-                if is_held(shown[name]):
-                    shown[name] = shown[name][0].numpy()
-        except Exception as error:
-            # It is no dict, or its device has failed.
-            return outcome._replace(outputs=None, error=error)
-        return outcome._replace(outputs=shown)
 
     def _go_on(self, living: Living) -> None:
         """Enqueue the next request of a sequence, and fail those before it, whose sequence has ended."""

@@ -98,7 +98,7 @@ def analysis_of(
 def cases(
     model: onnx.ModelProto, batched: Collection[str], start: Callable[[Sequence[bool]], _Walk]
 ) -> list[tuple[_Walk, Scope]]:
-    """Return walks with all their tensors, of which one follows each run of the model.
+    """Return walks with all their tensors. Each run of the model goes as one of them does.
 
     `start` makes a walk with these decisions (see `GraphWalk`). There are several walks only if one leaves problems at
     outputs. If the several do, too, it is the only one.

@@ -273,7 +273,7 @@ class _Instance:
             self._model.initialize(dict(self._arguments))
 
     def close(self) -> None:
-        """Call `finalize`. What it raises is logged, because the model is unloaded all the same."""
+        """Call `finalize`. What it raises is logged, and the model is unloaded."""
         if hasattr(self._model, "finalize"):
             try:
                 self._model.finalize()
