@@ -33,10 +33,11 @@ from tensorferry.server.models.lifecycle.stages import make_batcher
 from tensorferry.server.models.repository.labels import read_labels
 from tensorferry.server.models.repository.repository import Repository
 from tensorferry.server.models.repository.repository_control import RepositoryController
+from tensorferry.server.onnx.graph import value_dependent_nodes
 from tensorferry.server.onnx.loading import preparation
 from tensorferry.server.onnx.loading.preparation import PreparedModel
 from tensorferry.server.onnx.loading.warmup_samples import warmup_samples
-from tensorferry.server.runtime.files.onnx_file import has_steady_run_time, string_lists
+from tensorferry.server.runtime.files.onnx_file import string_lists
 from tensorferry.server.signature import Signature
 from tensorferry.server.transport.threaded_servicer import Extension
 
@@ -252,7 +253,7 @@ class FilesTarget(Target):
             lists = string_lists(self._path)
             if len(lists) > 16 or any(len(words) > 64 for words in lists):
                 raise FindingError("more words than it may remember")
-            return "steady" if has_steady_run_time(self._path) else "not steady"
+            return "not steady" if value_dependent_nodes(self._path) else "steady"
 
 
 _TWO_ROWS = '{"max_batch_size": 2}'

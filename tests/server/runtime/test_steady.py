@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from onnx import TensorProto, helper, parser, save
+from onnx import parser, save
 from support.models import small
 from support.processes import models
 from support.server.rig import Load
 
+from tensorferry.server.onnx.graph import value_dependent_nodes
 from tensorferry.server.onnx.loading import loading
-from tensorferry.server.runtime.files.onnx_file import has_steady_run_time
-
-
-def test_dense_layers_have_a_steady_run_time(digits_model: Path, echo_model: Path) -> None:
-    assert has_steady_run_time(digits_model)
-    assert has_steady_run_time(echo_model)
-
-
-def test_a_loop_has_no_steady_run_time(tmp_path: Path) -> None:
-    assert not has_steady_run_time(models.probe(tmp_path / "probe.onnx"))
-
 
 # In each operator `n` determines a size. It is an input of the model, or a constant.
 SIZED = {
@@ -59,7 +49,7 @@ def _has_steady_run_time(folder: Path, inputs: str, body: str) -> bool:
     body = "axis = Constant <value_ints = [0]> () " + body
     text = f"{header} g ({inputs}) => (float[N] y) {{ {body} }} {_FUNCTION}"
     save(parser.parse_model(text), folder / "m.onnx")
-    return has_steady_run_time(folder / "m.onnx")
+    return not value_dependent_nodes(folder / "m.onnx")
 
 
 @pytest.mark.parametrize("operator", SIZED)
@@ -86,18 +76,10 @@ def test_counts_of_values_and_unknown_operators_are_not_steady(tmp_path: Path, b
     assert not _has_steady_run_time(tmp_path, "float[N] x", body)
 
 
-def test_names_that_contain_operator_names_are_ignored(tmp_path: Path) -> None:
-    value = helper.make_tensor_value_info("Loop", TensorProto.FLOAT, ["Range"])
-    graph = helper.make_graph([helper.make_node("Identity", ["Loop"], ["Tile"])], "If", [value], [value])
-    save(helper.make_model(graph), tmp_path / "m.onnx")
-    assert has_steady_run_time(tmp_path / "m.onnx")
-
-
 def test_other_formats_are_not_steady(tmp_path: Path) -> None:
-    (tmp_path / "m.ort").write_bytes(b"ORTM")
-    (tmp_path / "m.onnx").write_bytes(b"")
-    assert not has_steady_run_time(tmp_path / "m.ort")
-    assert not has_steady_run_time(tmp_path / "m.onnx")
+    for name, content in (("m.ort", b"ORTM"), ("m.onnx", b"")):
+        (tmp_path / name).write_bytes(content)
+        assert value_dependent_nodes(tmp_path / name)
 
 
 @pytest.mark.parametrize(("build", "looks"), [(small.twice, 1), (models.probe, 2)])
@@ -106,11 +88,11 @@ def test_a_later_load_looks_again_only_if_it_was_not_steady(
 ) -> None:
     paths: list[Path] = []
 
-    def looked_at(path: Path) -> bool:
+    def looked_at(path: Path) -> Sequence[str]:
         paths.append(path)
-        return has_steady_run_time(path)
+        return value_dependent_nodes(path)
 
-    monkeypatch.setattr(loading, "has_steady_run_time", looked_at)
+    monkeypatch.setattr(loading, "value_dependent_nodes", looked_at)
     load(build)
     load(build)
     assert len(paths) == looks

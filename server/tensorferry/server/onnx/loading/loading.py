@@ -17,7 +17,7 @@ from tensorferry.batcher import Padding, StagedModel
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.observability.logs.load_progress import set_load_stage
-from tensorferry.server.onnx.graph.model_file import operator_types
+from tensorferry.server.onnx.graph import operator_types, value_dependent_nodes
 from tensorferry.server.onnx.graph.rules.random_numbers import RANDOM_OPERATORS
 from tensorferry.server.onnx.loading.padding_check import decide_padding, declared_padding
 from tensorferry.server.onnx.loading.preparation import PreparedModel, prepare_model
@@ -30,7 +30,6 @@ from tensorferry.server.runtime.checks.check_cache import CheckCache
 from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.checks.sampling import Array, Run, random_inputs, varies, working_size
 from tensorferry.server.runtime.files.fp16 import check_accuracy, model_file
-from tensorferry.server.runtime.files.onnx_file import has_steady_run_time
 from tensorferry.server.runtime.files.op_libraries import OpLibrary, replacing_library
 from tensorferry.server.runtime.host_memory import GrowthCheck, check_fits
 from tensorferry.server.runtime.ort_options import Fp16
@@ -143,7 +142,7 @@ def _is_steady(path: Path, cache: CheckCache) -> bool:
     """Return whether the run time depends on shapes alone, as the graph or an earlier load says."""
     if cache.get("steady", ()) is True:
         return True
-    steady = has_steady_run_time(path)
+    steady = not value_dependent_nodes(path)
     if steady:
         # Otherwise the reason may be an error, which the next load does not have.
         cache.put("steady", (), steady)

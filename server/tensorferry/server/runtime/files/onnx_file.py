@@ -1,23 +1,15 @@
-"""Facts about a model from its ONNX file: its strings, and whether run time can depend on values."""
+"""Strings in a model's ONNX file."""
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 
-from tensorferry.server.onnx.graph import value_dependent_nodes
-from tensorferry.server.wire.fields import DELIMITED, MalformedError, fields
+import onnx
 
-# Fields of each message that are scanned, by field number. "string" marks a string.
-_FIELDS: dict[str, dict[int, str]] = {
-    "model": {7: "graph", 25: "function"},
-    "graph": {1: "node", 5: "tensor"},
-    "function": {7: "node"},
-    "node": {5: "attribute"},
-    "attribute": {4: "string", 5: "tensor", 6: "graph", 9: "string", 10: "tensor", 11: "graph"},
-    "tensor": {6: "string"},
-}
+from tensorferry.server.onnx.graph.model_file import UnreadableModel, all_nodes, read_model, tensors_in
+
 _MAX_LISTS = 16
 _MAX_STRINGS = 64
 _MAX_STRING_BYTES = 256
@@ -26,38 +18,30 @@ _MAX_STRING_BYTES = 256
 def string_lists(path: Path) -> Sequence[Sequence[str]]:
     """Return the strings in the file's attributes and tensors, as at most 16 lists of at most 64 strings.
 
-    These are words or categories that the model may treat specially. The wire format is scanned field by field, so
-    weights are not read. Returns nothing for other formats.
+    These are words or categories that the model may treat specially. Strings of more than 256 bytes are left out. Returns
+    nothing for a file that cannot be read.
     """
-    if path.suffix != ".onnx" or not path.stat().st_size:
+    try:
+        lists = _lists(read_model(path))
+    except UnreadableModel:
         return ()
-    found: list[Sequence[str]] = []
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
-            for strings in _lists(data, 0, len(data), "model"):
-                if strings not in found:
-                    found.append(strings)
-                if len(found) == _MAX_LISTS:
-                    break
-        except (MalformedError, RecursionError):
-            # Truncated, nested too deep, or not protobuf. The strings found so far are still useful.
-            pass
-    return found
+    words = (
+        tuple(
+            islice(
+                (each.decode(errors="replace") for each in texts if len(each) <= _MAX_STRING_BYTES),
+                _MAX_STRINGS,
+            )
+        )
+        for texts in lists
+    )
+    return list(islice(dict.fromkeys(filter(None, words)), _MAX_LISTS))
 
 
-def _lists(data: mmap.mmap, start: int, end: int, message: str) -> Iterator[Sequence[str]]:
-    strings: list[str] = []
-    for number, kind, at, stop in fields(data, start, end):
-        inside = _FIELDS[message].get(number) if kind == DELIMITED else None
-        if inside == "string":
-            if stop - at <= _MAX_STRING_BYTES and len(strings) < _MAX_STRINGS:
-                strings.append(data[at:stop].decode(errors="replace"))
-        elif inside is not None:
-            yield from _lists(data, at, stop, inside)
-    if strings:
-        yield tuple(strings)
-
-
-def has_steady_run_time(path: Path) -> bool:
-    """Return whether the graph shows that the time of a run depends only on shapes, not on values."""
-    return path.suffix == ".onnx" and not value_dependent_nodes(path)
+def _lists(model: onnx.ModelProto) -> Iterator[Iterable[bytes]]:
+    for node in all_nodes(chain(model.graph.node, *(function.node for function in model.functions))):
+        for attribute in node.attribute:
+            yield attribute.strings
+            if attribute.HasField("s"):
+                yield [attribute.s]
+    for tensor in tensors_in(model):
+        yield tensor.string_data
