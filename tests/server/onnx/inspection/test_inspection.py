@@ -86,9 +86,13 @@ def test_a_model_that_is_not_rewritten_shows_all_that_is_to_change(tmp_path: Pat
 
 
 def test_a_model_that_runs_on_no_random_input_is_not_measured(tmp_path: Path) -> None:
-    found = inspected(small.multiples_only(tmp_path / "m.onnx", 5), Wanted())
+    path = small.multiples_only(tmp_path / "m.onnx", 5)
+    found = inspected(path, Wanted())
     why = "it does not run on random input; --length gives its axes other lengths"
     assert (found.measured, found.not_measured) == (None, why)
+    measured = inspected(path, Wanted(sizes=(1,), lengths={"n": 10})).measured
+    assert measured is not None
+    assert (measured.stopped, measured.lengths) == ("", {"n": 10})
 
 
 def test_the_models_of_a_python_file_are_measured_through_their_batchers(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from tensorferry.server.onnx.measuring.core_layouts import Layout, layouts_of
 from tensorferry.server.onnx.measuring.measurements import Measurements, lengths_of, measure_file
 from tensorferry.server.onnx.measuring.measuring_child import MeasuredModel
 from tensorferry.server.runtime.checks.load_budget import LoadBudget
+from tensorferry.server.runtime.checks.sampling import working_size
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.signature import Signature
 from tensorferry.server.system.cores import usable_cores
@@ -132,11 +133,15 @@ def _inspect_file(source: ModelSource, config: ServerConfig, wanted: Wanted) -> 
         found = Inspection(source.name, source.version, source.path, *known, nodes=placed)
         if not wanted.measure:
             return replace(found, not_measured="--no-measure")
+        _check_axes(signature, wanted.lengths)
         length = wanted.length or prepared.working_size
+        if length is None and wanted.lengths:
+            length, _ = working_size(
+                signature, prepared.io_mapping.runner(prepared.session.run), wanted.lengths
+            )
         if length is None:
             advice = "; --length gives its axes other lengths" if lengths_of(signature, 0, {}) else ""
             return replace(found, not_measured=f"it does not run on random input{advice}")
-        _check_axes(signature, wanted.lengths)
         model = MeasuredModel(
             prepared.file,
             settings.devices[0],

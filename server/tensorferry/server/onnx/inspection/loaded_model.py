@@ -28,7 +28,7 @@ def measure_model(
             raise ModelFailedError(reason or type(error).__name__) from None
         return outputs
 
-    size, reason = (length, "") if length is not None else working_size(model.signature, run)
+    size, reason = (length, "") if length is not None else working_size(model.signature, run, lengths)
     if size is None:
         return None, f"it does not run on random input: {reason}"
     batches: list[BatchTime] = []

@@ -51,12 +51,17 @@ def random_array(spec: TensorSpec, shape: tuple[int, ...], generator: np.random.
     return generator.integers(0, 2, shape).astype(storage)
 
 
-def working_size(signature: Signature, run: Run) -> tuple[int | None, str]:
-    """Return a size of the varying dimensions with which the model runs, else None and the reason."""
+def working_size(
+    signature: Signature, run: Run, sizes: Mapping[str, int] | None = None
+) -> tuple[int | None, str]:
+    """Return a size of the varying dimensions with which the model runs, else None and the reason.
+
+    Dimensions in `sizes` have these, as in `random_inputs`.
+    """
     reason = ""
     for size in _SIZES if varies(signature) else _SIZES[:1]:
         try:
-            run(random_inputs(signature, 1, size))
+            run(random_inputs(signature, 1, size, sizes=sizes))
         except Exception as error:
             reason = reason or str(error)
         else:
