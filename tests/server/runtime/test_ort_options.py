@@ -13,6 +13,7 @@ from tensorferry.server.config.option_groups.devices import MOST_THREADS
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError, ModelFailedError, StartError
 from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
+from tensorferry.server.runtime.gpu.cuda_graphs import GraphOptions
 from tensorferry.server.runtime.ort_options import (
     ExecutionProvider,
     Fp16,
@@ -261,3 +262,41 @@ def test_a_missing_provider_is_named(tmp_path: Path) -> None:
         match="requires OpenVINOExecutionProvider, which the installed onnxruntime does not have; it has",
     ):
         Session(small.twice(tmp_path / "m.onnx"), "cpu", settings)
+
+
+def test_a_session_without_graphs_has_each_provider_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime keeps the providers of packages in the options, also those of the session that failed."""
+    made: list[list[str]] = []
+
+    class Options(onnxruntime.SessionOptions):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append([])
+
+        def add_provider_for_devices(self, devices: object, options: object) -> None:
+            made[-1].append("package")
+
+        def add_provider(self, name: str, options: dict[str, str]) -> None:
+            made[-1].append(f"{name} {options}")
+
+    def fails(*given: object, **options: object) -> None:
+        raise RuntimeError("no graph")
+
+    monkeypatch.setattr(onnxruntime, "SessionOptions", Options)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", fails)
+    monkeypatch.setattr(
+        onnxruntime, "get_available_providers", lambda: ["A", "CUDAExecutionProvider", "CPUExecutionProvider"]
+    )
+    monkeypatch.setattr("tensorferry.server.runtime.providers.provider_names", lambda package: ("A",))
+    monkeypatch.setattr(
+        "tensorferry.server.runtime.providers.provider_device", lambda package, device: "cuda:0"
+    )
+    settings = OrtOptions(gpu=(ExecutionProvider("onnxruntime-ep-a"),), graphs=GraphOptions())
+    with pytest.raises(StartError, match="no graph"):
+        Session(small.twice(tmp_path / "m.onnx"), "cuda:0", settings)
+    assert made == [
+        ["package", "CUDAExecutionProvider {'enable_cuda_graph': '1'}"],
+        ["package", "CUDAExecutionProvider {}"],
+    ]

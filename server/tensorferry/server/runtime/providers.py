@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tensorferry.server.runtime.files.op_libraries import register
 from tensorferry.server.runtime.ort import onnxruntime
 from tensorferry.server.runtime.ort_options import DEVICE_ALLOCATOR, OrtOptions
 from tensorferry.server.runtime.provider_packages import is_package, provider_device, provider_names
@@ -58,7 +59,10 @@ def open_session(path: Path, options: Any, providers: Providers, device: str) ->
 
 
 def session_options(settings: OrtOptions, device: str) -> onnxruntime.SessionOptions:
-    """Return the options of a session on a device, in ONNX Runtime's form."""
+    """Return the options of a session on a device, in ONNX Runtime's form, with the libraries of operators registered.
+
+    StartError if one cannot be loaded. `open_session` may add the providers, so the options are of one session.
+    """
     options = onnxruntime.SessionOptions()
     # Idle workers that spin would take the cores that the transport needs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -84,4 +88,5 @@ def session_options(settings: OrtOptions, device: str) -> onnxruntime.SessionOpt
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if settings.device_allocator:
         options.add_session_config_entry(DEVICE_ALLOCATOR, settings.device_allocator)
+    register(options, settings.op_libraries)
     return options

@@ -22,7 +22,7 @@ from tensorferry.server.onnx.graph.model_file import tensors_of_unknown_rank
 from tensorferry.server.runtime.checks.sampling import describe_difference, random_array
 from tensorferry.server.runtime.checks.trial_runs import is_loading, trial_run
 from tensorferry.server.runtime.files.load_remedies import remedy_for
-from tensorferry.server.runtime.files.op_libraries import OpLibrary, register
+from tensorferry.server.runtime.files.op_libraries import OpLibrary
 from tensorferry.server.runtime.files.output_rows import with_output_rows
 from tensorferry.server.runtime.gpu import capture_lock
 from tensorferry.server.runtime.gpu.cuda_graphs import CapturedShapes, GraphOptions
@@ -166,16 +166,17 @@ class Session:
 
     def _open(self, providers: Providers) -> Any:
         """Create ONNX Runtime's session, with CUDA graphs if they are requested and possible."""
-        options = session_options(self._settings, self.device)
-        register(options, self._settings.op_libraries)
         if self._graphs is not None and any(name == TENSORRT for name, _ in providers):
             self._without_graphs("TensorRT captures one graph alone, of one batch size")
         if self._graphs is not None:
+            options = session_options(self._settings, self.device)
             try:
                 capturing = with_option(providers, (CUDA,), "enable_cuda_graph", "1")
                 return open_session(self.path, options, capturing, self.device)
             except Exception as error:
                 self._without_graphs(ort_message(error))
+        # Others, because those may have the providers of the failed session.
+        options = session_options(self._settings, self.device)
         try:
             return open_session(self.path, options, providers, self.device)
         except Exception as error:
