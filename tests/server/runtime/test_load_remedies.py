@@ -54,10 +54,11 @@ SAFETENSORS = struct.pack("<Q", 2) + b'{"__metadata__": {}}'
         (b"\x89HDF\r\n\x1a\n", "It is an HDF5 file (Keras), not ONNX: convert it with tf2onnx"),
         (b"\x1c\x00\x00\x00TFL3", "It is a TensorFlow Lite file, not ONNX: convert it with tf2onnx"),
         (SAFETENSORS, "It is a safetensors file, which has weights alone"),
+        (archive("é").replace("é".encode(), b"\xff\xfe"), "It is not ONNX"),
         (b"", "It is empty"),
     ],
     # Archives hold the time at which they were made, which differs between pytest's processes.
-    ids=["lfs", "torch", "old torch", "pickle", "zip", "gzip", "html", "hdf5", "tflite", "safetensors", "empty"],
+    ids=["lfs", "torch", "old torch", "pickle", "zip", "gzip", "html", "hdf5", "tflite", "safetensors", "broken zip", "empty"],
 )  # fmt: skip
 def test_other_formats_are_named_with_the_remedy(tmp_path: Path, content: bytes, remedy: str) -> None:
     path = tmp_path / "m.onnx"

@@ -99,7 +99,8 @@ def _kind_of(path: Path) -> str:
                 names = archive.namelist()
             torch = any(name.endswith("data.pkl") for name in names)
             return _PYTORCH if torch else "a zip archive: unpack it and give the .onnx file in it"
-    except (OSError, zipfile.BadZipFile):
+    # An archive's names may be no UTF-8, and its version may be unknown.
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
         return ""
     if not head:
         return "empty: the copy or download may have failed"
