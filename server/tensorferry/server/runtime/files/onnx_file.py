@@ -25,16 +25,15 @@ def string_lists(path: Path) -> Sequence[Sequence[str]]:
         lists = _lists(read_model(path))
     except UnreadableModel:
         return ()
-    words = (
-        tuple(
-            islice(
-                (each.decode(errors="replace") for each in texts if len(each) <= _MAX_STRING_BYTES),
-                _MAX_STRINGS,
-            )
-        )
-        for texts in lists
-    )
-    return list(islice(dict.fromkeys(filter(None, words)), _MAX_LISTS))
+    found: list[Sequence[str]] = []
+    for texts in lists:
+        short = (each for each in texts if len(each) <= _MAX_STRING_BYTES)
+        words = tuple(each.decode(errors="replace") for each in islice(short, _MAX_STRINGS))
+        if words and words not in found:
+            found.append(words)
+        if len(found) == _MAX_LISTS:
+            break
+    return found
 
 
 def _lists(model: onnx.ModelProto) -> Iterator[Iterable[bytes]]:
