@@ -22,7 +22,6 @@ from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
 from tensorferry.server.models.lifecycle import loader
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.model import Model
-from tensorferry.server.onnx.loading import loading as onnx_loading
 from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.runtime.files import fp16
@@ -125,7 +124,6 @@ def on_device(device: CountingDeviceMemory, monkeypatch: pytest.MonkeyPatch) -> 
     """Load models on this device."""
     staged = partial(Session, memory=device)
     monkeypatch.setattr(fp16, "Session", staged)
-    monkeypatch.setattr(onnx_loading, "Session", staged)
     return device
 
 

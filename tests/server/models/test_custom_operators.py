@@ -63,10 +63,8 @@ def test_custom_operators_stay_in_fp32(load: Load, tmp_path: Path, caplog: pytes
         location="weights",
         size_threshold=0,
     )
-    file = convert_to_fp16(
-        tmp_path / "m.onnx", Fp16(1.0), tmp_path / "out", server_libraries((str(library),))
-    )
-    converted = onnx.load(str(file.path))
+    convert_to_fp16(tmp_path / "m.onnx", Fp16(1.0), tmp_path / "out", server_libraries((str(library),)))
+    converted = onnx.load(str(tmp_path / "out" / "model.onnx"))
     (weight,) = converted.graph.initializer
     assert weight.data_type == onnx.TensorProto.FLOAT16
     (custom,) = (node for node in converted.graph.node if node.domain == custom_operator.DOMAIN)

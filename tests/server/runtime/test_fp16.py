@@ -33,9 +33,8 @@ def load(load: Load) -> Load:
 
 def converted(path: Path, folder: Path, *excepted: str) -> onnx.ModelProto:
     folder.mkdir()
-    file = convert_to_fp16(path, Fp16(1.0, excepted), folder)
-    assert file == ModelFile(path, folder / "model.onnx")
-    return onnx.load(str(file.path))
+    assert convert_to_fp16(path, Fp16(1.0, excepted), folder) == folder / "model.onnx"
+    return onnx.load(str(folder / "model.onnx"))
 
 
 def weights(model: onnx.ModelProto) -> dict[str, int]:

@@ -19,6 +19,7 @@ from support.models.small import value, written
 from tensorferry.batcher import Tensor
 from tensorferry.server.errors import NotReadyError
 from tensorferry.server.models.config_pbtxt.io_mapping import IoMapping
+from tensorferry.server.onnx.probes import empty_axes_probe
 from tensorferry.server.onnx.probes.empty_axes_probe import EmptyAxesProbe, ProbedModel
 from tensorferry.server.runtime.checks.check_cache import CheckCache, digest_of
 from tensorferry.server.runtime.files.file_record import FileRecord
@@ -94,14 +95,16 @@ def test_a_failing_run_is_a_verdict(tmp_path: Path) -> None:
     assert verdicts(subject(path)) == {frozenset({("x", 1)}): FAILS}
 
 
-def test_a_hanging_run_is_a_verdict(tmp_path: Path) -> None:
-    given = subject(hanging(tmp_path / "m.onnx"), run_seconds=1)
+def test_a_hanging_run_is_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(empty_axes_probe, "_RUN_SECONDS", 1)
+    given = subject(hanging(tmp_path / "m.onnx"))
     assert verdicts(given) == {frozenset({("x", 1)}): "with it the model does not end"}
 
 
-def test_closing_kills_the_child(tmp_path: Path) -> None:
+def test_closing_kills_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the test would take as long as the limit of one run."""
-    probe = made(subject(hanging(tmp_path / "m.onnx"), run_seconds=10**6))
+    monkeypatch.setattr(empty_axes_probe, "_RUN_SECONDS", 10**6)
+    probe = made(subject(hanging(tmp_path / "m.onnx")))
     probe.start()
     probe.close()
 

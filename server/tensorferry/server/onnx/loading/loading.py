@@ -29,7 +29,7 @@ from tensorferry.server.python.steps.loaded_step import LoadedStep, StepInstance
 from tensorferry.server.runtime.checks.check_cache import CheckCache
 from tensorferry.server.runtime.checks.load_budget import LoadBudget
 from tensorferry.server.runtime.checks.sampling import Array, Run, random_inputs, varies, working_size
-from tensorferry.server.runtime.files.fp16 import check_accuracy, model_file
+from tensorferry.server.runtime.files.fp16 import IN_FP16, check_accuracy, model_file
 from tensorferry.server.runtime.files.op_libraries import OpLibrary, replacing_library
 from tensorferry.server.runtime.host_memory import GrowthCheck, check_fits
 from tensorferry.server.runtime.ort_options import Fp16
@@ -211,7 +211,7 @@ def _load_sessions(source: ModelSource, config: ServerConfig, prepared: Prepared
             )
         set_load_stage(f"making session {len(sessions) + 1} of {len(settings.devices)}")
         sessions.append(factory.session(prepared.file, device))
-    if prepared.file.path != source.path and settings.ort_options.fp16 is not None:
+    if prepared.file.changes == IN_FP16 and settings.ort_options.fp16 is not None:
         inputs = [sample.inputs for sample in samples]
         _check_fp16(source.name, prepared, run_first, padded_sizes[-1], inputs, settings.ort_options.fp16)
     set_load_stage("capturing CUDA graphs and warming up")
@@ -254,12 +254,12 @@ def _check_fp16(
     with ExitStack() as scratch:
         file = model_file(prepared.file.source, settings, scratch)
         try:
-            reference = Session(file.path, "cpu", settings)
+            reference = file.session("cpu", settings)
         except StartError:
             # Some operators exist only on GPUs.
             if device == "cpu":
                 raise
-            reference = Session(file.path, device, settings)
+            reference = file.session(device, settings)
     in_fp32 = prepared.io_mapping.runner(reference.run)
     signature, size = prepared.io_mapping.signature, prepared.working_size
     if size is None:

@@ -75,7 +75,13 @@ def rewritten(
             reasons += error.reasons
             continue
         if isinstance(copy, RewrittenModel):
-            _log_rewritten(model.name, copy)
+            axes = ", ".join(f"{axis} of {name!r}" for name, axis in copy.batch_axes.items())
+            _log.info(
+                "model %s: it is rewritten with a variable batch axis%s, and batches give the file's answers "
+                "(--batching-rewrite false serves the file as it is)",
+                model.name,
+                f", which is axis {axes} and the first of its other tensors" if axes else "",
+            )
             return copy
         reasons += copy
     return tuple(dict.fromkeys(reasons))
@@ -124,16 +130,6 @@ def _from_json(kept: Any) -> FreedRows | None:
 
 def _with_tuples(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _log_rewritten(model: str, copy: RewrittenModel) -> None:
-    axes = ", ".join(f"{axis} of {name!r}" for name, axis in copy.batch_axes.items())
-    _log.info(
-        "model %s: it is rewritten with a variable batch axis%s, and batches give the file's answers "
-        "(--batching-rewrite false serves the file as it is)",
-        model,
-        f", which is axis {axes} and the first of its other tensors" if axes else "",
-    )
 
 
 def _checked(

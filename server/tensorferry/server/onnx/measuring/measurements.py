@@ -53,14 +53,13 @@ def measure_file(
     """
     outcome = run_in_child(measure, model, LOAD_SECONDS, LATE * model.seconds + 1, on_start)
     batches = tuple(BatchTime(**message) for message in outcome.sent if "rows" in message)
-    loaded: dict[str, Any] = next((message for message in outcome.sent if "loaded_bytes" in message), {})
-    stopped = next((message["stopped"] for message in outcome.sent if "stopped" in message), None)
+    facts: dict[str, Any] = {name: fact for message in outcome.sent for name, fact in message.items()}
     return Measurements(
         (model.device,),
         batches,
-        loaded.get("memory", ""),
-        loaded.get("loaded_bytes"),
-        _death(outcome, len(batches), model) if stopped is None else stopped,
+        facts.get("memory", ""),
+        facts.get("loaded_bytes"),
+        facts.get("stopped", _death(outcome, len(batches), model)),
         lengths_of(model.io_mapping.signature, model.working_size, model.lengths),
         tuple(LayoutTime(**message["layout"]) for message in outcome.sent if "layout" in message),
     )

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class ProbedModel:
     """The model to probe.
 
     `path` is the file to run, which may be converted. `working_size` is a length of dynamic axes with
-    which the model runs; None if none is known, and then nothing is probed. `run_seconds` limits one run.
+    which the model runs; None if none is known, and then nothing is probed.
     """
 
     name: str
@@ -65,7 +65,6 @@ class ProbedModel:
     io_mapping: IoMapping
     max_batch_size: int
     working_size: int | None
-    run_seconds: int = _RUN_SECONDS
 
 
 class EmptyAxesProbe:
@@ -118,7 +117,7 @@ class EmptyAxesProbe:
     def _run(self) -> None:
         verdicts: Mapping[AxisSet, str] = {}
         try:
-            verdicts, reproducible = self._verdicts(self._runs)
+            verdicts, reproducible = self._verdicts()
             if reproducible:
                 kept = [[sorted(each), reason] for each, reason in verdicts.items()]
                 self._cache.put("empty-axes", self._conditions, kept)
@@ -129,13 +128,14 @@ class EmptyAxesProbe:
             self._files.close()
         for axes, reason in verdicts.items():
             if reason in (_CRASHED, _HUNG):
+                found = " and ".join(f"axis {axis} of {name!r}" for name, axis in sorted(axes))
                 text = "model %s: requests with no element along %s are refused: %s"
-                _log.info(text, self._model.name, _describe(axes), reason)
+                _log.info(text, self._model.name, found, reason)
 
-    def _verdicts(self, runs: Mapping[AxisSet, Sequence[ProbeRun]]) -> tuple[dict[AxisSet, str], bool]:
+    def _verdicts(self) -> tuple[dict[AxisSet, str], bool]:
         """Return the verdicts, and whether another load would give the same."""
-        verdicts = dict.fromkeys(runs, _UNKNOWN)
-        left = [(axes, run) for axes, some in runs.items() for run in some]
+        verdicts = dict.fromkeys(self._runs, _UNKNOWN)
+        left = [(axes, run) for axes, some in self._runs.items() for run in some]
         for _ in range(_MOST_CHILDREN):
             outcome = self._run_child([run for _, run in left])
             if outcome is None:
@@ -153,7 +153,7 @@ class EmptyAxesProbe:
                 verdicts.update({axes: _UNKNOWN for axes, _ in left[len(done) :]})
                 return verdicts, False
             reason = _HUNG if outcome.late else _CRASHED
-            verdicts.update({axes: reason for axes in runs if fatal <= axes})
+            verdicts.update({axes: reason for axes in verdicts if fatal <= axes})
             left = [(axes, run) for axes, run in left[len(done) + 1 :] if not fatal <= axes]
             if not left:
                 return verdicts, True
@@ -164,7 +164,7 @@ class EmptyAxesProbe:
         """Return what came of these runs until a child's end; None if it could not load the model, or after `close`."""
         model = self._model
         argument = model.path, model.ort_options, runs
-        outcome = run_in_child(_run_in_child, argument, _LOAD_SECONDS, model.run_seconds, self._keep)
+        outcome = run_in_child(_run_in_child, argument, _LOAD_SECONDS, _RUN_SECONDS, self._keep)
         with self._lock:
             closed = self._closed
         if outcome.sent:
@@ -197,12 +197,11 @@ def _run_in_child(
         for spec in session.signature.inputs:
             array = random_array(spec, run.shapes[spec.name], generator)
             inputs[spec.name] = np.zeros_like(array) if run.zeros and spec.datatype.size else array
-        try:
+        answered = False
+        with suppress(Exception):
             session.run(inputs)
-        except Exception:
-            send({"answered": False})
-        else:
-            send({"answered": True})
+            answered = True
+        send({"answered": answered})
 
 
 def _probe_runs(model: ProbedModel, axes: AxisSet) -> list[ProbeRun]:
@@ -210,22 +209,15 @@ def _probe_runs(model: ProbedModel, axes: AxisSet) -> list[ProbeRun]:
     most = model.max_batch_size
     runs = []
     for rows in sorted({1, min(3, most), most}) if most else [1]:
-        if not rows:
-            continue
         shapes = {}
         for spec in model.io_mapping.signature.inputs:
-            shape = [
-                0
-                if (spec.name, axis) in axes
-                else dim
-                if isinstance(dim, int)
-                else rows
-                if axis == 0
-                else model.working_size or 1
-                for axis, dim in enumerate(spec.dims)
-            ]
+            sizes = (rows, *[model.working_size or 1] * (len(spec.dims) - 1))
+            shape = tuple(
+                0 if (spec.name, axis) in axes else dim if isinstance(dim, int) else size
+                for axis, (dim, size) in enumerate(zip(spec.dims, sizes, strict=False))
+            )
             # Strides of zero, so that a large input needs no memory.
-            given: Any = np.broadcast_to(np.uint8(0), tuple(shape))
+            given: Any = np.broadcast_to(np.uint8(0), shape)
             if spec.name in model.io_mapping.inputs:
                 given = model.io_mapping.inputs[spec.name].to_model(given)
             shapes[spec.name] = given.shape
@@ -242,7 +234,3 @@ def _decode(cached: Any, axes: Sequence[AxisSet]) -> Mapping[AxisSet, str] | Non
     except (TypeError, ValueError):
         return None
     return verdicts if verdicts.keys() == set(axes) else None
-
-
-def _describe(axes: AxisSet) -> str:
-    return " and ".join(f"axis {axis} of {name!r}" for name, axis in sorted(axes))

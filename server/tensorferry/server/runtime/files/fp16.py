@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,7 @@ class ModelFile:
 
     source: Path
     path: Path
-    changes: tuple[str, str] = field(default=("", ""), compare=False)
+    changes: tuple[str, str] = ("", "")
 
     def session(self, device: str, settings: OrtOptions) -> Session:
         """Create a session. StartError as for Session, with the name of the model's own file."""
@@ -82,7 +82,8 @@ def model_file(source: Path, settings: OrtOptions, scratch: ExitStack) -> ModelF
         file = ModelFile(source, path, _REWRITTEN)
     if settings.fp16 is not None:
         converted = convert_to_fp16(file.path, settings.fp16, _folder(scratch), settings.op_libraries)
-        file = file if converted.path == file.path else ModelFile(source, converted.path, converted.changes)
+        if converted is not None:
+            file = ModelFile(source, converted, IN_FP16)
     return file
 
 
@@ -92,14 +93,17 @@ def _folder(scratch: ExitStack) -> Path:
     return folder.path
 
 
-def convert_to_fp16(source: Path, fp16: Fp16, folder: Path, libraries: Sequence[OpLibrary] = ()) -> ModelFile:
+def convert_to_fp16(
+    source: Path, fp16: Fp16, folder: Path, libraries: Sequence[OpLibrary] = ()
+) -> Path | None:
     """Write the model to a folder in FP16. Its inputs and outputs keep their datatypes; custom operators stay in FP32.
 
-    The folder must exist until the last session has been created. StartError if the conversion fails.
+    The folder must exist until the last session has been created. None if there is nothing to convert. StartError if the
+    conversion fails.
     """
     if not source.is_file():
         # `Session` reports the missing file.
-        return ModelFile(source, source)
+        return None
     try:
         import onnx
 
@@ -113,7 +117,7 @@ def convert_to_fp16(source: Path, fp16: Fp16, folder: Path, libraries: Sequence[
         model = _read_model(source, libraries)
         if not any(tensor.data_type == onnx.TensorProto.FLOAT for tensor in tensors_in(model)):
             _log.warning("%s has no weights in FP32: it is served without conversion", source)
-            return ModelFile(source, source)
+            return None
         nodes = list(all_nodes(model.graph.node))
         known = {name for node in nodes for name in (node.op_type, node.name)}
         for name in fp16.excepted:
@@ -138,7 +142,7 @@ def convert_to_fp16(source: Path, fp16: Fp16, folder: Path, libraries: Sequence[
     # The converter raises AssertionError, and onnx many kinds of exceptions.
     except Exception as error:
         raise StartError(f"{source}: conversion to FP16 failed: {error!r}; disable FP16") from error
-    return ModelFile(source, path, IN_FP16)
+    return path
 
 
 def _converter() -> Any:

@@ -74,23 +74,19 @@ class GpuReader:
 
     def _find(self, device: str) -> _FoundDevice | None:
         if device not in self._found:
-            found = self._look_up(device)
-            if found is None:
+            found = None
+            # NVML has its own numbers, which ignore CUDA_VISIBLE_DEVICES.
+            bus_id = self._bus_id(int(device.partition(":")[2]))
+            handle = bus_id and self._query("nvmlDeviceGetHandleByPciBusId", bus_id.encode())
+            uuid = handle and self._query("nvmlDeviceGetUUID", handle)
+            if uuid is None:
                 _log.warning("NVML does not find %s: it has no metrics", device)
+            else:
+                uuid = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+                energy = self._query("nvmlDeviceGetTotalEnergyConsumption", handle) or 0
+                found = _FoundDevice(handle, uuid, energy)
             self._found.setdefault(device, found)
         return self._found[device]
-
-    def _look_up(self, device: str) -> _FoundDevice | None:
-        # NVML has its own numbers, which ignore CUDA_VISIBLE_DEVICES.
-        bus_id = self._bus_id(int(device.partition(":")[2]))
-        if bus_id is None:
-            return None
-        handle = self._query("nvmlDeviceGetHandleByPciBusId", bus_id.encode())
-        uuid = None if handle is None else self._query("nvmlDeviceGetUUID", handle)
-        if uuid is None:
-            return None
-        uuid = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
-        return _FoundDevice(handle, uuid, self._query("nvmlDeviceGetTotalEnergyConsumption", handle) or 0)
 
     def _read(self, device: str, found: _FoundDevice) -> GpuStatistics:
         handle = found.handle

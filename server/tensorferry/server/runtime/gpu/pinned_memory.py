@@ -6,6 +6,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +56,24 @@ class DeviceMemory:
 
     def host(self, nbytes: int) -> MemoryBlock:
         """Allocate page-locked memory, which the device can copy from and to directly."""
-        self._stream()
-        with capture_lock.CUDA.using():
-            address = int(self._done(self._cuda.cudaHostAlloc(nbytes, self._cuda.cudaHostAllocPortable)))
         cuda = self._cuda
-        return MemoryBlock(address, nbytes, lambda: cuda.cudaFreeHost(address))
+        return self._allocated(nbytes, cuda.cudaFreeHost, cuda.cudaHostAlloc, cuda.cudaHostAllocPortable)
 
     def device(self, nbytes: int) -> MemoryBlock:
         """Allocate device memory."""
+        return self._allocated(nbytes, self._cuda.cudaFree, self._cuda.cudaMalloc)
+
+    def _allocated(
+        self,
+        nbytes: int,
+        free: Callable[[int], object],
+        allocate: Callable[..., tuple[Any, ...]],
+        *flags: Any,
+    ) -> MemoryBlock:
         self._stream()
         with capture_lock.CUDA.using():
-            address = int(self._done(self._cuda.cudaMalloc(nbytes)))
-        cuda = self._cuda
-        return MemoryBlock(address, nbytes, lambda: cuda.cudaFree(address))
+            address = int(self._done(allocate(nbytes, *flags)))
+        return MemoryBlock(address, nbytes, partial(free, address))
 
     def stream(self, *, first: bool) -> MemoryBlock:
         """Create a stream, a block of 0 bytes. The device starts its kernels before those of other streams, or after."""
@@ -76,27 +82,24 @@ class DeviceMemory:
         lowest, highest = self._done(self._cuda.cudaDeviceGetStreamPriorityRange())
         flags, priority = self._cuda.cudaStreamNonBlocking, highest if first else lowest
         handle = int(self._done(self._cuda.cudaStreamCreateWithPriority(flags, priority)))
-        cuda = self._cuda
-        return MemoryBlock(handle, 0, lambda: cuda.cudaStreamDestroy(handle))
+        return MemoryBlock(handle, 0, partial(self._cuda.cudaStreamDestroy, handle))
 
     def load(self, target: int, source: int, nbytes: int) -> None:
         """Copy from the host address `source` to the device address `target`, on the calling thread's stream."""
-        self._copy(target, source, nbytes, self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice)
+        self._copy([(target, source, nbytes)], self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice)
 
     def fetch(self, target: int, source: int, nbytes: int) -> None:
         """Copy from the device address `source` to the host address `target`, on the calling thread's stream."""
-        self._copy(target, source, nbytes, self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost)
+        self._copy([(target, source, nbytes)], self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost)
 
     def copy_all(self, copies: Iterable[tuple[int, int, int]]) -> None:
         """Make copies of `nbytes` from `source` to `target`, each on a host or a device, on the calling thread's stream."""
-        stream, kind = self._stream(), self._cuda.cudaMemcpyKind.cudaMemcpyDefault
+        self._copy(copies, self._cuda.cudaMemcpyKind.cudaMemcpyDefault)
+
+    def _copy(self, copies: Iterable[tuple[int, int, int]], kind: Any) -> None:
+        stream = self._stream()
         for target, source, nbytes in copies:
             self._done(self._cuda.cudaMemcpyAsync(target, source, nbytes, kind, stream))
-        self._done(self._cuda.cudaStreamSynchronize(stream))
-
-    def _copy(self, target: int, source: int, nbytes: int, kind: Any) -> None:
-        stream = self._stream()
-        self._done(self._cuda.cudaMemcpyAsync(target, source, nbytes, kind, stream))
         self._done(self._cuda.cudaStreamSynchronize(stream))
 
     def _stream(self) -> Any:
@@ -107,9 +110,9 @@ class DeviceMemory:
         if stream is None:
             flags = self._cuda.cudaStreamNonBlocking
             stream = self._threads.stream = self._done(self._cuda.cudaStreamCreateWithFlags(flags))
-            cuda, handle = self._cuda, int(stream)
             # Destroyed when the thread ends.
-            self._threads.stream_owner = MemoryBlock(handle, 0, lambda: cuda.cudaStreamDestroy(handle))
+            destroy = partial(self._cuda.cudaStreamDestroy, int(stream))
+            self._threads.stream_owner = MemoryBlock(int(stream), 0, destroy)
         return stream
 
     def _done(self, result: tuple[Any, ...]) -> Any:

@@ -47,10 +47,7 @@ class StagedSession:
     def load(self, batch: Any) -> Any:
         """Copy a batch to the device."""
         if isinstance(batch, StagedBatch):
-            try:
-                self._staging.load(batch)
-            except Exception as error:
-                raise self._failed(error) from error
+            self._step(self._staging.load, batch)
         return batch
 
     def __call__(self, batch: Any) -> Any:
@@ -58,17 +55,16 @@ class StagedSession:
         if not isinstance(batch, StagedBatch):
             return self._run(batch)
         if batch.slot is None:
-            return self._run(host_arrays(batch))
-        try:
-            return self._staging.compute_or_repeat(batch)
-        except Exception as error:
-            raise self._failed(error) from error
+            # The memory of a state may be lost.
+            return self._run(self._step(host_arrays, batch))
+        return self._step(self._staging.compute_or_repeat, batch)
 
     def fetch(self, outputs: Any) -> Any:
         """Copy the outputs from the device."""
-        if not isinstance(outputs, StagedBatch):
-            return outputs
+        return self._step(self._staging.fetch, outputs) if isinstance(outputs, StagedBatch) else outputs
+
+    def _step(self, step: Callable[[StagedBatch], Any], batch: StagedBatch) -> Any:
         try:
-            return self._staging.fetch(outputs)
+            return step(batch)
         except Exception as error:
             raise self._failed(error) from error
