@@ -19,7 +19,6 @@ from tensorferry.server.runtime.ort_options import (
     Fp16,
     OrtOptions,
     parse_ort_options,
-    unknown_parameters,
     with_server_defaults,
 )
 from tensorferry.server.runtime.session import Session
@@ -134,18 +133,18 @@ def test_invalid_values_are_errors(text: str, message: str) -> None:
         read(text)
 
 
-FLAGS = ServerConfig((), cuda_memory_bytes=5, tf32=False, fp16=True, fp16_tolerance=0.123456789)
-ALL = {"gpu_mem_limit": "5", "use_tf32": "0", "fp16": "1", "fp16_tolerance": "0.123456789"}
-OF_FP16 = {name: value for name, value in ALL.items() if name.startswith("fp16")}
+FLAGS = ServerConfig((), cuda_memory_bytes=5, tf32=False, fp16=True, fp16_tolerance=0.123456789, threads=3)
+ON_CPU = {"fp16": "1", "fp16_tolerance": "0.123456789", "intra_op_thread_count": "3"}
+ALL = {"gpu_mem_limit": "5", "use_tf32": "0", **ON_CPU}
 
 
 @pytest.mark.parametrize(
     ("text", "options", "devices", "parameters"),
     [
         ("", FLAGS, ["cuda:0"], ALL),
-        ("", FLAGS, ["cpu"], OF_FP16),
-        ("".join(map(parameter, ALL, ("1", "1", "1", "1"))), FLAGS, ["cuda:0"], dict(zip(ALL, ("1", "1", "1", "1"), strict=True))),
-        (parameter("fp16", "0") + accelerator("gpu", "cuda", use_tf32="1", gpu_mem_limit="7"), FLAGS, ["cuda:0"], {"fp16": "0"}),
+        ("", FLAGS, ["cpu"], ON_CPU),
+        ("".join(map(parameter, ALL, "11111")), FLAGS, ["cuda:0"], dict.fromkeys(ALL, "1")),
+        (parameter("fp16", "0") + accelerator("gpu", "cuda", use_tf32="1", gpu_mem_limit="7"), FLAGS, ["cuda:0"], {"fp16": "0", "intra_op_thread_count": "3"}),
         (parameter("fp16", "1"), ServerConfig((), fp16_tolerance=0.5), ["cpu"], {"fp16": "1", "fp16_tolerance": "0.5"}),
     ],
 )  # fmt: skip
@@ -158,13 +157,6 @@ def test_flags_fill_parameters_that_the_configuration_leaves_out(
     assert {name: value.string_value for name, value in completed.parameters.items()} == parameters
     assert given.SerializeToString(deterministic=True) == before
     assert with_server_defaults(completed, ServerConfig(()), devices) == completed
-
-
-@pytest.mark.parametrize(("text", "threads"), [("", 3), (parameter("intra_op_thread_count", "5"), 5)])
-def test_threads_of_options_are_used_unless_the_configuration_gives_them(text: str, threads: int) -> None:
-    given = parse_config('name: "m" ' + text, "test")
-    read = parse_ort_options(with_server_defaults(given, ServerConfig((), threads=3), ["cpu"]))
-    assert read.intra_op_threads == threads
 
 
 @pytest.mark.parametrize(
@@ -200,11 +192,6 @@ def test_providers_of_options_are_used_on_their_devices_unless_the_configuration
 def test_precision_of_a_device(text: str, on_cpu: float, on_gpu: float) -> None:
     options = read(text)
     assert (options.precision("cpu"), options.precision("cuda:1")) == (on_cpu, on_gpu)
-
-
-def test_parameters_without_effect_are_listed() -> None:
-    config = parse_config(parameter("execution_mode", "1") + parameter("b", "") + parameter("a", ""), "test")
-    assert unknown_parameters(config) == ["a", "b"]
 
 
 def test_options_reach_onnx_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

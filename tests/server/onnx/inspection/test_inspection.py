@@ -37,12 +37,6 @@ def inspected(path: Path, wanted: Wanted = NOTHING, **options: Any) -> Inspectio
     return found
 
 
-def test_a_proof_has_evidence_and_no_reason(tmp_path: Path) -> None:
-    decision = inspected(small.mlp(tmp_path / "m.onnx")).decision
-    assert (decision.reason, decision.remedies) == ("", ())
-    assert "batches of 2, 3" in decision.evidence
-
-
 def test_the_options_count_as_for_a_server(tmp_path: Path) -> None:
     path = mixing.hashed(tmp_path / "m.onnx")
     refused = inspected(path, batching="proved")

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
+from support.server.rig import signature, spec
 
-from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.onnx.inspection.probable_states import probable_states
-from tensorferry.server.signature import Signature, TensorSpec
 
 
-def signature(
-    inputs: Mapping[str, tuple[str | int, ...]], outputs: Mapping[str, tuple[str | int, ...]]
-) -> Signature:
-    specs = (
-        tuple(TensorSpec(name, DATATYPES["FP32"], dims) for name, dims in each.items())
-        for each in (inputs, outputs)
-    )
-    return Signature(*specs)
+def of(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return what is found for FP32 tensors with these dimensions."""
+    specs = [[spec(name, "FP32", *dims) for name, dims in each.items()] for each in (inputs, outputs)]
+    return probable_states(signature(*specs[0], outputs=tuple(specs[1])))
 
 
 @pytest.mark.parametrize(
@@ -33,15 +29,11 @@ def signature(
     ],
 )
 def test_names_that_differ_in_a_word(given: str, taken: str) -> None:
-    of = signature({"x": ("n", 4), given: (2, "n", 8)}, {"y": ("n", 4), taken: (2, "n", 8)})
-    assert probable_states(of) == {given: taken}
+    assert of({"x": ("n", 4), given: (2, "n", 8)}, {"y": ("n", 4), taken: (2, "n", 8)}) == {given: taken}
 
 
 def test_other_tensors_are_none() -> None:
-    of = signature(
-        {"input": ("n", 4), "h": ("n", 8)}, {"output": ("n", 5), "hn": ("n", 9), "logits": ("n", 8)}
-    )
-    assert probable_states(of) == {}
+    outputs = {"output": ("n", 5), "hn": ("n", 9), "logits": ("n", 8)}
+    assert of({"input": ("n", 4), "h": ("n", 8)}, outputs) == {}
     # Each of the outputs could be the next value.
-    of = signature({"h": ("n", 8)}, {"hn": ("n", 8), "h_out": ("n", 8)})
-    assert probable_states(of) == {}
+    assert of({"h": ("n", 8)}, {"hn": ("n", 8), "h_out": ("n", 8)}) == {}

@@ -241,32 +241,22 @@ def test_lengths_for_which_there_was_no_time_are_tried_by_the_next_load() -> Non
     assert min(tried) > 4, "the first length is known"
 
 
-def test_differences_of_single_lengths_are_found() -> None:
-    assert "of a row of length 1 changes" in reason(
-        lambda x: x + (x[:, 1:2] == 0 if x.shape[1] > 1 else 0), (8,)
-    )
-    assert "padded to 32" in reason(lambda x: x + (x.shape[1] > 20) * (x[:, -1:] == 0), (8, 32))
-
-
-def test_a_difference_only_beside_other_rows_is_found() -> None:
-    found = reason(lambda x: x + ((x == 0).any() if len(x) > 1 else 0), (8,))
-    assert "changes when it is padded to 8 beside others: by " in found
-
-
-def test_a_difference_only_in_negative_rows_is_found() -> None:
-    """A maximum that counts padding of 0: in most random rows, one of four or more positions is above 0."""
-
-    def model(x: Array) -> Array:
-        return np.asarray(np.where(x.max(1, keepdims=True) > 0, x, x + (x == 0).any(1, keepdims=True)))
-
-    assert "of a row of length" in reason(model, (64,))
-
-
-def test_a_difference_only_in_rows_with_large_values_is_found() -> None:
-    def model(x: Array) -> Array:
-        return x * (2 if np.abs(x).max() > 20 and (x == 0).any() else 1)
-
-    assert "of a row of length" in reason(model, (8,))
+@pytest.mark.parametrize(
+    ("model", "lengths", "found"),
+    [
+        (lambda x: x + (x[:, 1:2] == 0 if x.shape[1] > 1 else 0), (8,), "of a row of length 1 changes"),
+        (lambda x: x + (x.shape[1] > 20) * (x[:, -1:] == 0), (8, 32), "padded to 32"),
+        (lambda x: x + ((x == 0).any() if len(x) > 1 else 0), (8,), "changes when it is padded to 8 beside others: by "),
+        # A maximum that counts padding of 0: in most random rows, one of four or more positions is above 0.
+        (lambda x: np.where(x.max(1, keepdims=True) > 0, x, x + (x == 0).any(1, keepdims=True)), (64,), "of a row of length"),
+        (lambda x: x * (2 if np.abs(x).max() > 20 and (x == 0).any() else 1), (8,), "of a row of length"),
+    ],
+    ids=["one length", "the longest", "beside other rows", "negative rows", "rows with large values"],
+)  # fmt: skip
+def test_a_difference_in_some_rows_only_is_found(
+    model: Callable[[Array], Array], lengths: tuple[int, ...], found: str
+) -> None:
+    assert found in reason(model, lengths)
 
 
 def test_values_that_the_model_rejects_are_left_out() -> None:

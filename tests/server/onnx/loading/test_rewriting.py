@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,14 +30,6 @@ def perceptron(path: Path) -> Path:
     text = "(float[1, 2, 4] x) => (float[1, 3] y) { f = Reshape (x, flat) y = MatMul (f, w) }"
     w = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
     return small.written(path, text, flat=np.array([1, 8]), w=w)
-
-
-def test_it_is_batched_and_clients_see_a_variable_axis(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    model = load(perceptron)
-    assert (model.max_batch_size, model.batching, model.batching_verdict) == (32, REWRITTEN, "proved")
-    assert str(model.signature) == "(x: FP32[-1, 2, 4]) -> (y: FP32[-1, 3])"
-    assert "it is rewritten with a variable batch axis, and batches give the file's answers" in caplog.text
 
 
 def centred(path: Path) -> Path:

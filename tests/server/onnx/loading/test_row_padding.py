@@ -25,14 +25,6 @@ def model(**dims: tuple[int | str, ...]) -> Signature:
     )
 
 
-def test_inputs_with_one_named_axis_are_padded() -> None:
-    given = model(ids=("batch", "seq"), mask=("batch", "seq"), scale=("batch", 1))
-    assert default_padding(given, {"ids": IDS, "mask": MASK}) == (
-        PadLengths("seq", (4, 8)),
-        (("ids", "1"), ("mask", "0")),
-    )
-
-
 def test_of_two_functions_the_shorter_lengths_are_used() -> None:
     given = model(ids=("batch", "seq"), mask=("batch", "seq"))
     lengths, _ = default_padding(given, {"ids": IDS, "mask": RaggedInput((2, 4), 0)})
@@ -63,14 +55,11 @@ def test_a_model_is_loaded_with_the_default_padding(tmp_path: Path) -> None:
     padding = padding_of(path, {"ids": IDS, "mask": MASK}, ServerConfig(()))
     expected = Padding((4, 8), {"ids": PadInput(1, 1), "mask": PadInput(1, 0)}, {"tokens": 1}, steps=8)
     assert padding == expected
-
-
-def test_declared_padding_comes_first(tmp_path: Path) -> None:
-    path = small.masked_mean(tmp_path / "text.onnx")
-    config = ServerConfig(
+    # Declared padding comes first.
+    declared = ServerConfig(
         (), pad_lengths=PadLengths("sequence", (6,)), pad_values=(("ids", "0"), ("mask", "0"))
     )
-    padding = padding_of(path, {"ids": IDS, "mask": MASK}, config)
+    padding = padding_of(path, {"ids": IDS, "mask": MASK}, declared)
     assert padding is not None
     assert padding.lengths == (6,)
 

@@ -37,6 +37,9 @@ def test_zero_data_has_zeros_and_empty_strings() -> None:
     assert sample.inputs["x"].dtype == np.float32
     assert sample.inputs["x"].tolist() == [[0.0, 0.0]] * 4
     assert sample.inputs["s"].tolist() == [["", "", ""]] * 4
+    # The kind of data counts, whatever its value.
+    (sample,) = samples(f"model_warmup {{ batch_size: 1 {x('zero_data: false')} {S} }}")
+    assert (sample.name, sample.count) == ("number 1", 1)
 
 
 def test_samples_of_a_binary_input_are_bytes(tmp_path: Path) -> None:
@@ -51,11 +54,6 @@ def test_samples_of_a_binary_input_are_bytes(tmp_path: Path) -> None:
         text = S.replace("zero_data: true", kind)
         (sample,) = samples(f"model_warmup {{ batch_size: 2 {text} }}", model, directory=tmp_path)
         assert sample.inputs["s"].tolist() == [[element] * 3] * 2
-
-
-def test_the_kind_of_data_counts_whatever_its_value_and_the_default_count_is_1() -> None:
-    (sample,) = samples(f"model_warmup {{ batch_size: 1 {x('zero_data: false')} {S} }}")
-    assert (sample.name, sample.count) == ("number 1", 1)
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "INT64", "BOOL"])
@@ -128,9 +126,13 @@ def test_a_file_has_one_row_which_is_repeated(directory: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_sample_that_does_not_fit_is_named(inputs: str, message: str, directory: Path) -> None:
+    text = f'model_warmup {{ name: "w" batch_size: 1 {inputs} }}'
     with pytest.raises(ModelConfigError, match=message) as caught:
-        samples(f'model_warmup {{ name: "w" batch_size: 1 {inputs} }}', directory=directory)
+        samples(text, directory=directory)
     assert str(caught.value).startswith("model_warmup 'w' of model 'm': ")
+    if "input_data_file" in text:
+        with pytest.raises(ModelConfigError, match="but the model has no directory with such files"):
+            samples(text)
 
 
 def test_a_sample_has_at_most_the_rows_of_a_batch() -> None:
@@ -141,13 +143,6 @@ def test_a_sample_has_at_most_the_rows_of_a_batch() -> None:
         ModelConfigError, match="batch_size is 9; it must be at most 1, because max_batch_size is 0"
     ):
         samples(text, ALONE, 0)
-
-
-def test_files_require_a_model_directory() -> None:
-    with pytest.raises(
-        ModelConfigError, match="comes from the file 'x', but the model has no directory with such files"
-    ):
-        samples(f"model_warmup {{ batch_size: 1 {x(file('x'))} {S} }}")
 
 
 def test_runs_are_bounded_over_all_samples() -> None:

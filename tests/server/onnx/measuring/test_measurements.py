@@ -109,25 +109,20 @@ def test_a_batch_that_fails_ends_the_sizes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "kept", "said"),
     [
-        (aborts, "the process that measures ended at a batch of 2 rows: killed by SIGABRT"),
-        (hangs, "a batch of 2 rows did not end in time"),
-        (exits, "the process that measures ended at a batch of 2 rows: exit status 3"),
+        (aborts, [(1, 7)], "the process that measures ended at a batch of 2 rows: killed by SIGABRT"),
+        (hangs, [(1, 7)], "a batch of 2 rows did not end in time"),
+        (exits, [(1, 7)], "the process that measures ended at a batch of 2 rows: exit status 3"),
+        (dies, [], "the process that measures ended at a batch of 1 rows: killed by SIGKILL"),
     ],
 )
 def test_what_was_measured_before_the_process_died_is_kept(
-    measured_by: Callable[[Measure], Measurements], function: Measure, said: str
+    measured_by: Callable[[Measure], Measurements], function: Measure, kept: Any, said: str
 ) -> None:
     measured = measured_by(function)
-    assert [(batch.rows, batch.memory_bytes) for batch in measured.batches] == [(1, 7)]
+    assert [(batch.rows, batch.memory_bytes) for batch in measured.batches] == kept
     assert measured.stopped == said
-
-
-def test_a_process_that_dies_at_once_says_nothing(measured_by: Callable[[Measure], Measurements]) -> None:
-    measured = measured_by(dies)
-    assert (measured.batches, measured.loaded_bytes, measured.memory) == ((), None, "")
-    assert measured.stopped.endswith("ended at a batch of 1 rows: killed by SIGKILL")
 
 
 def test_layouts_of_the_cores_are_measured_after_the_sizes(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.server.nvml import FakeGpu, FakeNvml
 
+from tensorferry.server.onnx.measuring import memory_growth
 from tensorferry.server.onnx.measuring.memory_growth import GpuMemory, ResidentMemory
 from tensorferry.server.runtime.gpu.gpu_readings import GpuReader
 
@@ -29,8 +30,11 @@ def test_the_peak_counts_memory_that_is_free_again() -> None:
     assert memory.bytes() < 32 * MIB
 
 
-def test_without_a_reset_of_the_peak_the_memory_in_use_counts(tmp_path: Path) -> None:
-    memory = ResidentMemory(clear_refs=tmp_path / "absent" / "file")
+def test_without_a_reset_of_the_peak_the_memory_in_use_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_growth, "_CLEAR_REFS", tmp_path / "absent" / "file")
+    memory = ResidentMemory()
     assert memory.what.startswith("resident memory after the runs")
     memory.start()
     array = np.ones(64 * MIB, np.uint8)
@@ -38,7 +42,9 @@ def test_without_a_reset_of_the_peak_the_memory_in_use_counts(tmp_path: Path) ->
     assert array.size
     without_field = tmp_path / "status"
     without_field.write_text("Name:\tpython\n")
-    assert "peak" not in ResidentMemory(tmp_path / "clear", without_field).what
+    monkeypatch.setattr(memory_growth, "_CLEAR_REFS", tmp_path / "clear")
+    monkeypatch.setattr(memory_growth, "_STATUS", without_field)
+    assert "peak" not in ResidentMemory().what
 
 
 def test_a_gpus_memory_is_that_of_all_its_processes() -> None:
@@ -52,9 +58,4 @@ def test_a_gpus_memory_is_that_of_all_its_processes() -> None:
     gpu.used = 1 * MIB
     assert memory.bytes() == 0
     assert "cuda:0" in memory.what
-
-
-def test_a_gpu_that_cannot_be_read_has_no_growth() -> None:
-    nvml = FakeNvml()
-    nvml.nvmlInit()
     assert GpuMemory(GpuReader(nvml, lambda index: None), "cuda:0").bytes() is None

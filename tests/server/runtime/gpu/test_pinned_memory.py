@@ -57,9 +57,6 @@ def test_an_error_carries_its_name(runtime: Runtime) -> None:
     runtime.error = cudaError_t.cudaErrorMemoryAllocation
     with pytest.raises(RuntimeError, match=r"^CUDA failure 2: cudaErrorMemoryAllocation$"):
         memory.device(64)
-
-
-def test_an_old_driver_is_reported(runtime: Runtime) -> None:
     runtime.error = cudaError_t.cudaErrorInsufficientDriver
     with pytest.raises(StartError, match="does not work here: CUDA failure 35: cudaErrorInsufficientDriver"):
         DeviceMemory(3)

@@ -46,11 +46,8 @@ def test_messages(message: str, kind: DeviceErrorKind | None) -> None:
     assert classify_device_error(RuntimeError(message)) is kind
 
 
-def test_other_errors() -> None:
+def test_other_errors_and_what_clients_get() -> None:
     assert classify_device_error(None) is None
     assert classify_device_error(MemoryError()) is DeviceErrorKind.MEMORY
-
-
-def test_clients_get_only_the_error_number() -> None:
     assert cuda_error_suffix(RuntimeError(cuda(700, "an illegal memory access"))) == " (CUDA error 700)"
     assert cuda_error_suffix(RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")) == ""

@@ -61,16 +61,16 @@ def raising(message: str) -> Callable[[], Any]:
     return run
 
 
-def instance(session: Any, rebuild: Callable[[], Any] = Scripted, **options: Any) -> RecoveringInstance:
-    health = options.pop("health", None) or InstanceHealth("m", "1")
-    return RecoveringInstance(session, rebuild, health, 0, **options)
+def instance(
+    session: Any, rebuild: Callable[[], Any] = Scripted, limits: RunLimits | None = None, **options: Any
+) -> tuple[RecoveringInstance, InstanceHealth]:
+    health = InstanceHealth("m", "1", **options)
+    return RecoveringInstance(session, rebuild, health, 0, limits or RunLimits()), health
 
 
 def test_out_of_memory_does_not_mark_the_instance_down() -> None:
-    health = InstanceHealth("m", "1")
-    recovering = instance(
-        Scripted(raising("Failed to allocate memory for requested buffer of size 9")), health=health
-    )
+    message = "Failed to allocate memory for requested buffer of size 9"
+    recovering, health = instance(Scripted(raising(message)))
     for _ in range(2):
         with pytest.raises(OutOfMemory):
             recovering.run({})
@@ -81,13 +81,12 @@ def test_out_of_memory_does_not_mark_the_instance_down() -> None:
 def test_a_broken_session_is_freed_before_the_rebuild() -> None:
     broken = Scripted(raising(BROKEN))
     gone = weakref.ref(broken)
-    health = InstanceHealth("m", "1")
 
     def rebuild() -> Any:
         assert gone() is None, "the device would have to hold both sessions"
         return Scripted(lambda: {"y": 1})
 
-    recovering = instance(broken, rebuild, health=health)
+    recovering, health = instance(broken, rebuild)
     del broken
     gc.disable()
     try:
@@ -108,7 +107,6 @@ def test_a_broken_session_is_freed_before_the_rebuild() -> None:
 
 def test_delays_between_failed_rebuilds_double_and_the_fifth_reports_the_loss() -> None:
     lost: list[str] = []
-    health = InstanceHealth("m", "1", lost=lambda health, reason: lost.append(reason))
     failures = 8
 
     def rebuild() -> Any:
@@ -118,7 +116,9 @@ def test_delays_between_failed_rebuilds_double_and_the_fifth_reports_the_loss() 
             raise StartError("no such device")
         return Scripted()
 
-    recovering = instance(Scripted(raising(BROKEN)), rebuild, health=health)
+    recovering, health = instance(
+        Scripted(raising(BROKEN)), rebuild, lost=lambda health, reason: lost.append(reason)
+    )
     with pytest.raises(InstanceFailed):
         recovering.run({})
     delays = []
@@ -164,8 +164,7 @@ def test_a_run_above_the_limit_is_ended_and_the_next_one_runs(
     # On a busy machine, a run may end later than it must in a server.
     monkeypatch.setattr(watchdog_module, "GRACE_SECONDS", PATIENCE)
     session = Session(models.probe(tmp_path / "probe.onnx"))
-    health = InstanceHealth("m", "1")
-    recovering = instance(session, limits=RunLimits(watchdog, 0.05), health=health)
+    recovering, health = instance(session, limits=RunLimits(watchdog, 0.05))
     inputs: dict[str, Array] = {"x": np.ones((1, 4), np.float32), "index": np.zeros(1, np.int64)}
     for _ in range(2):
         with pytest.raises(RunTimedOut, match=r"longer than 0\.05 s, which --run-timeout-seconds"):
@@ -179,10 +178,9 @@ def test_a_run_that_does_not_end_is_given_up_until_it_returns(
 ) -> None:
     monkeypatch.setattr(watchdog_module, "GRACE_SECONDS", 0.02)
     may_return = threading.Event()
-    health = InstanceHealth("m", "1")
     given_up: queue.SimpleQueue[RunTimedOut] = queue.SimpleQueue()
     session = Scripted(lambda: may_return.wait(PATIENCE) and {"y": 2})
-    recovering = instance(session, limits=RunLimits(watchdog, 0.02), health=health)
+    recovering, health = instance(session, limits=RunLimits(watchdog, 0.02))
     recovering.on_hang(given_up.put)
     running = run_in_thread(lambda: recovering.run({}))
     given_up.get(timeout=PATIENCE)
@@ -203,13 +201,12 @@ def test_a_rebuild_that_does_not_return_is_given_up(
 ) -> None:
     monkeypatch.setattr(watchdog_module, "REBUILD_SECONDS", 0.02)
     may_return, gave_up = threading.Event(), threading.Event()
-    health = InstanceHealth("m", "1")
 
     def rebuild() -> Any:
         assert may_return.wait(PATIENCE)
         return Scripted()
 
-    recovering = instance(Scripted(raising(BROKEN)), rebuild, limits=RunLimits(watchdog), health=health)
+    recovering, health = instance(Scripted(raising(BROKEN)), rebuild, RunLimits(watchdog))
     recovering.on_hang(lambda error: gave_up.set())
     with pytest.raises(InstanceFailed):
         recovering.run({})
@@ -234,8 +231,7 @@ def test_a_rebuild_that_has_ended_is_not_given_up() -> None:
         if health.reason is None:
             recovering.check(math.inf)
 
-    health = InstanceHealth("m", "1", changed=look)
-    recovering = instance(Scripted(raising(BROKEN)), health=health)
+    recovering, health = instance(Scripted(raising(BROKEN)), changed=look)
     with pytest.raises(InstanceFailed):
         recovering.run({})
     recovering.recover()

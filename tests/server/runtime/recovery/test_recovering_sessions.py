@@ -13,7 +13,7 @@ import pytest
 from polling import until
 from support.models import small
 from support.server.cpu_as_device import CountingDeviceMemory
-from support.server.rig import PATIENCE, Load, fp32
+from support.server.rig import PATIENCE, Array, Load, fp32
 
 from tensorferry.batcher import Batcher, InstanceFailed, Tensor
 from tensorferry.protos.model_config_pb2 import ModelConfig
@@ -181,14 +181,16 @@ def test_an_uploaded_model_is_rebuilt_from_its_files(
 class TestBatchesOfABrokenSession:
     """Batches that are in the memory of a session when it is replaced."""
 
-    @pytest.fixture
-    def instance(self, tmp_path: Path, faults: Faults) -> RecoveringInstance:
-        path, device = small.twice(tmp_path / "m.onnx"), CountingDeviceMemory()
-
+    @staticmethod
+    def made(path: Path) -> RecoveringInstance:
         def session() -> Session:
-            return Session(path, memory=device)
+            return Session(path, memory=CountingDeviceMemory())
 
         return RecoveringInstance(session(), session, InstanceHealth("m", "1"), 0)
+
+    @pytest.fixture
+    def instance(self, tmp_path: Path, faults: Faults) -> RecoveringInstance:
+        return self.made(small.twice(tmp_path / "m.onnx"))
 
     @staticmethod
     def placed(steps: RecoveringStagedModel, x: Any) -> Any:
@@ -198,10 +200,12 @@ class TestBatchesOfABrokenSession:
         return batch
 
     @staticmethod
-    def broken(instance: RecoveringInstance, faults: Faults) -> Callable[[], None]:
+    def broken(
+        instance: RecoveringInstance, faults: Faults, inputs: dict[str, Array] | None = None
+    ) -> Callable[[], None]:
         faults.armed = 1
         with pytest.raises(InstanceFailed) as caught:
-            instance.run({"x": fp32(1, 3)})
+            instance.run(inputs or {"x": fp32(1, 3)})
         assert caught.value.recover is not None
         return caught.value.recover
 
@@ -220,12 +224,8 @@ class TestBatchesOfABrokenSession:
             assert faults.runs[-1][0] == len(faults.sessions) - 1
 
     def test_a_state_of_the_old_session_goes_on_in_the_new_one(self, tmp_path: Path, faults: Faults) -> None:
-        path, float32, width = small.totals(tmp_path / "m.onnx"), np.dtype(np.float32), 40_000
-
-        def session() -> Session:
-            return Session(path, memory=CountingDeviceMemory())
-
-        instance = RecoveringInstance(session(), session, InstanceHealth("m", "1"), 0)
+        float32, width = np.dtype(np.float32), 40_000
+        instance = self.made(small.totals(tmp_path / "m.onnx"))
         steps = RecoveringStagedModel(instance)
         steps.keep_states({"past": "next"})
 
@@ -240,11 +240,7 @@ class TestBatchesOfABrokenSession:
         zeros = np.zeros((1, width), float32)
         (state,) = steps.fetch(steps(loaded(zeros)))["next"]
         left = loaded(state, zeros)
-        faults.armed = 1
-        with pytest.raises(InstanceFailed) as caught:
-            instance.run({"x": np.ones((1, 1), float32), "past": zeros})
-        assert caught.value.recover is not None
-        caught.value.recover()
+        self.broken(instance, faults, {"x": np.ones((1, 1), float32), "past": zeros})()
         for batch in (left, loaded(state, zeros)):
             assert steps.fetch(steps(batch))["y"].tolist() == [[2], [1]]
 
