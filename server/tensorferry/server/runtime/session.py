@@ -77,7 +77,10 @@ class Session:
         if not path.is_file():
             raise StartError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
         providers = providers_of(device, settings)
-        self._graphs = settings.graphs if device != "cpu" or memory is not None else None
+        # Libraries of custom operators that the session has registered.
+        self.op_libraries: Sequence[OpLibrary] = settings.op_libraries
+        # Requested CUDA graphs; None if there are none or they turned out to be impossible.
+        self.graphs: GraphOptions | None = settings.graphs if device != "cpu" or memory is not None else None
         # Refuses batches that are not expected to fit into the memory of the CPU; None if each batch is run.
         self.batch_memory: BatchMemory | None = None
         for name, _ in providers:
@@ -138,7 +141,7 @@ class Session:
         # ONNX Runtime stores captured graphs per thread, so all runs of the session are on this thread. It ends with
         # the session.
         self._thread: ThreadPoolExecutor | None = None
-        if self._graphs is not None:
+        if self.graphs is not None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tensorferry-graphs-{path.stem}")
         self._graph_options: dict[int, Any] = {}
         # Numbers of the graphs that have been captured.
@@ -166,9 +169,9 @@ class Session:
 
     def _open(self, providers: Providers) -> Any:
         """Create ONNX Runtime's session, with CUDA graphs if they are requested and possible."""
-        if self._graphs is not None and any(name == TENSORRT for name, _ in providers):
+        if self.graphs is not None and any(name == TENSORRT for name, _ in providers):
             self._without_graphs("TensorRT captures one graph alone, of one batch size")
-        if self._graphs is not None:
+        if self.graphs is not None:
             options = session_options(self._settings, self.device)
             try:
                 capturing = with_option(providers, (CUDA,), "enable_cuda_graph", "1")
@@ -186,13 +189,13 @@ class Session:
 
     def _without_graphs(self, reason: str) -> None:
         """Continue without CUDA graphs, with a warning. StartError if the configuration requires them."""
-        if self._graphs is not None and self._graphs.required:
+        if self.graphs is not None and self.graphs.required:
             raise StartError(
                 f"{self.path}: its configuration requires CUDA graphs (optimization.cuda.graphs), but it cannot be "
                 f"captured: {reason}; leave that out"
             )
         _log.warning("%s is served without CUDA graphs: %s", self.path, reason)
-        self._graphs = None
+        self.graphs = None
 
     def _options_of_runs(self, graph: int) -> Any:
         options = onnxruntime.RunOptions()
@@ -205,11 +208,6 @@ class Session:
         options.add_run_config_entry(_GRAPH_ID, str(graph))
         return options
 
-    @property
-    def op_libraries(self) -> Sequence[OpLibrary]:
-        """Libraries of custom operators that the session has registered."""
-        return self._settings.op_libraries
-
     def limit_memory(self) -> None:
         """Fail batches on the CPU that are not expected to fit into its memory, as a device would."""
         inputs = [spec.name for spec in self.signature.inputs if spec.has_row_axis]
@@ -220,11 +218,6 @@ class Session:
     def builds_engines(self) -> bool:
         """Whether the first run of a size takes long, because TensorRT builds an engine."""
         return any(name == TENSORRT for name, _ in self._providers)
-
-    @property
-    def graphs(self) -> GraphOptions | None:
-        """Requested CUDA graphs; None if there are none or they turned out to be impossible."""
-        return self._graphs
 
     @property
     def staged(self) -> StagedSession | None:
@@ -273,7 +266,7 @@ class Session:
         With `pads`, a smaller batch is padded to the next captured shape. Nothing else may run meanwhile. Returns False
         and logs a warning if the model cannot be captured. StartError if its configuration requires graphs.
         """
-        if self._graphs is None:
+        if self.graphs is None:
             return False
         try:
             if self._staging is None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorferry.batcher import Padding, PadInput, batch_inference
-from tensorferry.protos.tensors import DATATYPES, Datatype, TensorError, from_numbers
+from tensorferry.protos.tensors import DATATYPES, TensorError, from_numbers
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
@@ -90,22 +90,20 @@ def _axis_of(spec: TensorSpec, name: str, kind: str) -> int | None:
 
 def _value(spec: TensorSpec, text: str) -> Any:
     """Return a pad value in the storage type of the input."""
-    if spec.datatype.name == "BYTES":
-        return spec.element(text)
+    datatype = spec.datatype
     try:
-        return _parse(spec.datatype, text)
+        match datatype.name:
+            case "BYTES":
+                return spec.element(text)
+            case "BOOL":
+                return {"0": False, "false": False, "1": True, "true": True}[text.lower()]
+            case "BF16":
+                return array_of_floats(from_numbers(float(text), DATATYPES["FP32"]), datatype)
+        return from_numbers(int(text) if datatype.storage.kind in "iu" else float(text), datatype)[()]
     except (KeyError, ValueError, OverflowError, TensorError):
         raise StartError(
-            f"--pad-values gives {text!r} for the input {spec.name!r}; it must be a value of {spec.datatype.name}"
+            f"--pad-values gives {text!r} for the input {spec.name!r}; it must be a value of {datatype.name}"
         ) from None
-
-
-def _parse(datatype: Datatype, text: str) -> Any:
-    if datatype.name == "BOOL":
-        return {"0": False, "false": False, "1": True, "true": True}[text.lower()]
-    if datatype.name == "BF16":
-        return array_of_floats(from_numbers(float(text), DATATYPES["FP32"]), datatype)
-    return from_numbers(int(text) if datatype.storage.kind in "iu" else float(text), datatype)[()]
 
 
 def _large_or_small(floats: Array, position: int) -> Array:

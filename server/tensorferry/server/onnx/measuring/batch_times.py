@@ -6,9 +6,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.onnx.measuring.memory_growth import GpuMemory, ResidentMemory
 from tensorferry.server.runtime.checks.sampling import Array, Run
 from tensorferry.server.runtime.host_memory import GrowthCheck
 from tensorferry.server.runtime.ort import ort_message
@@ -48,23 +48,13 @@ class BatchTime:
         return self.rows / self.seconds
 
 
-class MemoryGrowth(Protocol):
-    """Measures the memory that runs take beyond what was in use when it was made."""
-
-    def start(self) -> None:
-        """Begin with another size."""
-
-    def bytes(self) -> int | None:
-        """Return the growth; None if it cannot be read."""
-
-
 def time_batches(
     run: Run,
     inputs_of: Callable[[int], Mapping[str, Array]],
     sizes: Sequence[int],
     measured: Callable[[BatchTime], None],
     *,
-    memory: MemoryGrowth | None,
+    memory: ResidentMemory | GpuMemory | None,
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> str:

@@ -19,8 +19,7 @@ class ResidentMemory:
     If the kernel does not reset the peak, the memory in use after the runs counts instead.
     """
 
-    def __init__(self, clear_refs: Path = _CLEAR_REFS, status: Path = _STATUS) -> None:
-        self._clear_refs, self._status = clear_refs, status
+    def __init__(self) -> None:
         self._peaks = self._reset()
         self._first = resident_bytes()
         kind = "peak resident memory" if self._peaks else "resident memory after the runs"
@@ -39,14 +38,14 @@ class ResidentMemory:
 
     def _reset(self) -> bool:
         try:
-            self._clear_refs.write_text(_RESET_PEAK)
+            _CLEAR_REFS.write_text(_RESET_PEAK)
             self._peak()
         except (OSError, KeyError):
             return False
         return True
 
     def _peak(self) -> int:
-        fields = dict(line.split(":", 1) for line in self._status.read_text().splitlines())
+        fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
         return int(fields["VmHWM"].split()[0]) * 1024
 
 

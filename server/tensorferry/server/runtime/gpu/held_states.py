@@ -5,8 +5,8 @@ A run never writes to what it reads, because ONNX Runtime may then read what it 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,6 @@ from tensorferry.server.runtime.gpu.tensor_layout import TensorPlacement, aligne
 Array = npt.NDArray[Any]
 
 
-class _Owner:
-    """Keeps a block out of its pool while a state in it is used."""
-
-    __slots__ = ("__weakref__",)
-
-    def __init__(self, pool: BufferPool[MemoryBlock], block: MemoryBlock) -> None:
-        weakref.finalize(self, pool.release, block).atexit = False
-
-
 class DeviceState(HeldTensor):
     """One row of a state in device memory."""
 
@@ -39,7 +30,7 @@ class DeviceState(HeldTensor):
         dtype: np.dtype[Any],
         shape: tuple[int, ...],
         memory: DeviceMemory,
-        owner: _Owner,
+        owner: MemoryBlock,
         address: int,
     ) -> None:
         super().__init__(dtype, shape)
@@ -94,7 +85,9 @@ class HeldStates:
             block = self._pool.acquire(sum(map(aligned, sizes)))
             if block is None:
                 return None
-            owner, target = _Owner(self._pool, block), block.address
+            # The last of the states in the block returns it to the pool.
+            owner = MemoryBlock(block.address, block.nbytes, partial(self._pool.release, block))
+            target = block.address
             for place, nbytes in zip(places, sizes, strict=True):
                 copies.append((target, address + place.offset + row * nbytes, nbytes))
                 shape = (1, *place.shape[1:])
