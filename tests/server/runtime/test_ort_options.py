@@ -187,6 +187,8 @@ def test_providers_of_options_are_used_on_their_devices_unless_the_configuration
         (accelerator("cpu", "onnxruntime-ep-a") + parameter("use_tf32", "0"), 5e-2, 0.0),
         (parameter("use_tf32", "0") + accelerator("gpu", "tensorrt", precision_mode="FP16"), 0.0, 1e-2),
         (parameter("use_tf32", "0") + accelerator("gpu", "tensorrt", precision_mode="INT8"), 0.0, 5e-2),
+        (accelerator("gpu", "tensorrt", trt_int8_enable="True"), 0.0, 5e-2),
+        (accelerator("gpu", "cuda", use_tf32="False"), 0.0, 0.0),
     ],
 )
 def test_precision_of_a_device(text: str, on_cpu: float, on_gpu: float) -> None:

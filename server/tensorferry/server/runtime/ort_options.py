@@ -140,10 +140,14 @@ class OrtOptions:
             # Such as OpenVINO, which computes in BF16 on CPUs that can.
             return TOLERANCE["BF16"]
         if device != "cpu":
-            accelerated = {name for provider in self.gpu for name, value in provider.options if value == "1"}
-            if accelerated & {"trt_bf16_enable", "trt_int8_enable"}:
+            given = {name: value for provider in self.gpu for name, value in provider.options}
+            # Values that are no booleans fail the session.
+            chosen = {
+                name: _BOOLEANS.get(value.lower()) for name, value in {**given, **dict(self.cuda)}.items()
+            }
+            if chosen.get("trt_bf16_enable") or chosen.get("trt_int8_enable"):
                 return TOLERANCE["BF16"]
-            if "trt_fp16_enable" in accelerated or ("use_tf32", "0") not in self.cuda:
+            if chosen.get("trt_fp16_enable") or chosen.get("use_tf32", True):
                 return TOLERANCE["FP16"]
         return TOLERANCE["FP16"] if self.fp16 is not None else 0.0
 

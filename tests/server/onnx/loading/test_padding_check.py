@@ -21,7 +21,6 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.onnx.loading.padding_check import padding_dependence, parse_padding
 from tensorferry.server.runtime.checks.load_budget import LoadBudget
-from tensorferry.server.runtime.session import Session
 from tensorferry.server.signature import Signature
 
 LENGTHS = PadLengths("sequence", (4, 8))
@@ -136,20 +135,6 @@ def test_a_model_that_masks_padding_is_padded(
     assert model.padding is not None
     assert model.batching == "batches of up to 4 rows (proved), padded along 'sequence' to 4, 8"
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_no_length_is_warmed_up(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes: list[tuple[int, ...]] = []
-    run = Session.run
-
-    def recorded(self: Session, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        shapes.append(inputs["ids"].shape)
-        return run(self, inputs)
-
-    monkeypatch.setattr(Session, "run", recorded)
-    model = load(small.masked_mean, max_batch_size=2, batching="trust", **MASKED)
-    assert shapes == [(1, 4)]
-    assert not model.batcher.statistics().buckets
 
 
 @pytest.mark.parametrize(
