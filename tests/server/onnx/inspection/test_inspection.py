@@ -115,6 +115,18 @@ def test_the_models_of_a_python_file_are_measured_through_their_batchers(tmp_pat
     assert found["both"].measured is not None
 
 
+def test_a_length_is_that_of_the_models_with_the_axis(tmp_path: Path) -> None:
+    small.twice(tmp_path / "m.onnx")
+    small.multiples_only(tmp_path / "n.onnx", 5)
+    app = tmp_path / "app.py"
+    app.write_text("from tensorferry.serving import onnx\nm, n = onnx('m.onnx'), onnx('n.onnx')\n")
+    source, config = find_model(str(app), {"device": "cpu"}, None)
+    found = inspect_model(source, config, Wanted(sizes=(1,), lengths={"n": 10}))
+    assert [each.measured and each.measured.lengths for each in found] == [{}, {"n": 10}]
+    with pytest.raises(StartError, match="--length names the axis 'k'; the inputs have 'n' besides"):
+        list(inspect_model(source, config, Wanted(sizes=(1,), lengths={"k": 10})))
+
+
 def test_a_path_that_the_system_refuses_is_named(tmp_path: Path) -> None:
     """As one below a directory that this process may not enter, which root may."""
     model = tmp_path / ("x" * 300) / "m.onnx"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -110,14 +110,20 @@ def inspect_model(source: ModelSource, config: ServerConfig, wanted: Wanted) -> 
         sources: Sequence[ModelSource] = [*_composing(source), source]
     else:
         sources = declared_sources([source]) if source.directory is None else [declared_source(source)]
+    axes: set[str] = set()
     for each, model in loaded_models(sources, config):
         if ensemble and each.name != source.name:
             continue
+        # Each model has axes of its own.
+        own = {name: wanted.lengths[name] for name in _axes(model.signature) if name in wanted.lengths}
+        axes.update(_axes(model.signature))
+        of_model = replace(wanted, lengths=own)
         if isinstance(each.declaration, OnnxModel):
             file, options = declared_onnx(each, each.declaration, config.for_model(each.name))
-            yield replace(_inspect_file(file, options, wanted), name=each.name)
+            yield replace(_inspect_file(file, options, of_model), name=each.name)
         else:
-            yield _inspect_running(each, model, wanted)
+            yield _inspect_running(each, model, of_model)
+    _check_axes(axes, wanted.lengths)
 
 
 def _inspect_file(source: ModelSource, config: ServerConfig, wanted: Wanted) -> Inspection:
@@ -133,7 +139,7 @@ def _inspect_file(source: ModelSource, config: ServerConfig, wanted: Wanted) -> 
         found = Inspection(source.name, source.version, source.path, *known, nodes=placed)
         if not wanted.measure:
             return replace(found, not_measured="--no-measure")
-        _check_axes(signature, wanted.lengths)
+        _check_axes(_axes(signature), wanted.lengths)
         length = wanted.length or prepared.working_size
         if length is None and wanted.lengths:
             length, _ = working_size(
@@ -188,9 +194,13 @@ def _sizes(signature: Signature, decision: BatchingDecision, wanted: Wanted) -> 
     return wanted.sizes or tuple(1 << power for power in range(largest.bit_length()))
 
 
-def _check_axes(signature: Signature, lengths: Mapping[str, int]) -> None:
+def _axes(signature: Signature) -> Sequence[str]:
+    """Return the names of the inputs' variable axes besides the batch axis."""
+    return [name for name in lengths_of(signature, 0, {}) if "[" not in name]
+
+
+def _check_axes(known: Collection[str], lengths: Mapping[str, int]) -> None:
     """Raise StartError if a length is given for an axis that the inputs do not have."""
-    known = [name for name in lengths_of(signature, 0, {}) if "[" not in name]
     if unknown := [name for name in lengths if name not in known]:
         raise StartError(
             f"--length names the axis {unknown[0]!r}; the inputs have {', '.join(map(repr, known)) or 'no variable axes'} "
