@@ -259,7 +259,7 @@ def test_a_session_without_graphs_has_each_provider_once(
     """ONNX Runtime keeps the providers of packages in the options, also those of the session that failed."""
     made: list[list[str]] = []
 
-    class Options(onnxruntime.SessionOptions):
+    class Options(onnxruntime.SessionOptions):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             made.append([])

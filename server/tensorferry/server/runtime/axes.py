@@ -92,34 +92,29 @@ def empty_outputs(
     output of unknown shape, or of one that no array can have.
     """
     named = signature.named_lengths(tensor.shape for tensor in tensors)
+    unknown = f"the request has no rows, so model {model!r} is not run, and the"
+    remedy = "send at least one row, or request other outputs"
     empty = {}
     for spec in outputs:
-        shape = (0, *_row_shape(model, spec, named))
+        if spec.any_rank:
+            raise InvalidRequestError(
+                f"{unknown} shape of its output {spec.name!r} is not declared: {remedy}"
+            )
+        shape = [0]
+        for axis, size in enumerate(spec.lengths(named)[1:], 1):
+            if size is None:
+                name = f" ({spec.dims[axis]!r})" if spec.dims[axis] else ""
+                raise InvalidRequestError(
+                    f"{unknown} length of axis {spec.clients_axis(axis)}{name} of its output {spec.name!r} "
+                    f"{list(spec.shape)} does not follow from the inputs: {remedy}"
+                )
+            shape.append(size)
         try:
             element_count(shape)
         except TensorError as error:
             raise InvalidRequestError(f"output {spec.name!r} of model {model!r}: {error}") from None
         empty[spec.name] = np.empty(shape, spec.datatype.storage)
     return empty
-
-
-def _row_shape(model: str, spec: TensorSpec, named: Mapping[str, int | None]) -> list[int]:
-    if spec.any_rank:
-        raise InvalidRequestError(
-            f"the request has no rows, so model {model!r} is not run, and the shape of its output {spec.name!r} is not "
-            "declared: send at least one row, or request other outputs"
-        )
-    shape = []
-    for axis, size in enumerate(spec.lengths(named)[1:], 1):
-        if size is None:
-            name = f" ({spec.dims[axis]!r})" if spec.dims[axis] else ""
-            raise InvalidRequestError(
-                f"the request has no rows, so model {model!r} is not run, and the length of axis {spec.clients_axis(axis)}{name} of its "
-                f"output {spec.name!r} {list(spec.shape)} does not follow from the inputs: send at least one row, or "
-                "request other outputs"
-            )
-        shape.append(size)
-    return shape
 
 
 def explain_axis_mismatch(

@@ -47,7 +47,6 @@ def pci_bus_id(index: int) -> str | None:
 
 
 def _driver() -> Any | None:
-    """Load and initialise the driver's library."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

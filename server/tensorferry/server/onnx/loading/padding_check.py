@@ -167,8 +167,9 @@ class _PaddingCheck(NamedTuple):
         )
         floats = [spec.name for spec in self.signature.inputs if spec.datatype.storage.kind == "f"]
         samples = [self._random_row(length) for length in lengths]
-        for position, sample in enumerate(samples if change is not None else ()):
-            sample.update({name: change(sample[name], position) for name in floats})
+        if change is not None:
+            for position, sample in enumerate(samples):
+                sample.update({name: change(sample[name], position) for name in floats})
         try:
             alone = [self.run(inputs) for inputs in samples]
         except Exception:

@@ -106,7 +106,6 @@ def _found(model: Candidate, source: Path, kind: str, change: Callable[[Path], F
 
 
 def _to_json(freed: FreedRows) -> Mapping[str, Any]:
-    """Return the changes in a form for `_from_json`."""
     return {
         "inputs": freed.inputs,
         "nodes": [(type(node).__name__, *astuple(node)) for node in freed.nodes],

@@ -101,7 +101,6 @@ class SessionFactory:
         return session
 
     def _run_samples(self, run: Run) -> None:
-        """Run the samples of the model's configuration; raise StartError if one fails."""
         for sample in self.samples:
             for _ in range(sample.count):
                 try:

@@ -76,7 +76,6 @@ def remedy_for(path: Path, reason: str, libraries: Sequence[OpLibrary] = ()) -> 
 
 
 def _library_remedy(domain: str, libraries: Sequence[OpLibrary]) -> str:
-    """Return the remedy for an operator of a domain that ONNX Runtime does not have."""
     tried = ", ".join(str(library.path) for library in libraries)
     tried = f". It is not among the custom operators of {tried}" if libraries else ""
     if domain in EXTENSION_DOMAINS:

@@ -113,7 +113,6 @@ def _is_file(path: Path, named_by: str) -> bool:
 
 
 def _extensions(named_by: str) -> OpLibrary:
-    """Return the library of the package onnxruntime-extensions."""
     try:
         module = _import_extensions()
     except ModuleNotFoundError as error:
@@ -139,7 +138,6 @@ def _import_extensions() -> Any:
 
 
 def _libraries_in(config: ModelConfig, source: ModelSource) -> Iterator[OpLibrary]:
-    """Yield the libraries that a model's configuration names."""
     directory = source.path.parent if source.directory is None else source.directory
     places = [directory / source.version, directory]
     for name in config.model_operations.op_library_filename:
@@ -184,7 +182,6 @@ def _try(libraries: Sequence[OpLibrary]) -> None:
 
 
 def _identity() -> bytes:
-    """Return a model that returns its input."""
     from onnx.parser import parse_model
 
     text = """<ir_version: 8, opset_import: ["" : 13]> identity (float[1] x) => (float[1] y) { y = Identity(x) }"""

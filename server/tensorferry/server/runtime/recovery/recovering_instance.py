@@ -156,6 +156,8 @@ class RecoveringInstance(WatchedRun):
         started = time.monotonic()
         self._overdue = None
         self._due = started + self._rebuild_limit
+        session: Session | None = None
+        failed = ""
         try:
             session = self._rebuild()
         except (StartError, ModelFailedError) as error:
@@ -163,12 +165,13 @@ class RecoveringInstance(WatchedRun):
         except Exception as error:
             _log.exception("%s: the session cannot be rebuilt", self._where)
             failed = type(error).__name__
-        else:
+        finally:
+            # Before `mark_up`, after which the watchdog must not give the rebuild up.
+            self.finish()
+        if session is not None:
             # `steps` first, because a thread that sees the session may use them.
             self.steps = session.staged
             self._session = session
-            # The rebuild is over, so the watchdog must not give it up after `mark_up`.
-            self.finish()
             _log.warning(
                 "%s: works again, rebuilt in %.2f s at try %d",
                 self._where,
@@ -178,8 +181,6 @@ class RecoveringInstance(WatchedRun):
             self._health.record(InstanceEvent.REBUILT)
             self._health.mark_up(self._index)
             return
-        finally:
-            self.finish()
         delay = min(_FIRST_SECONDS * 2 ** (self._tries - 1), _LAST_SECONDS)
         unrecoverable = self._tries >= _MAX_TRIES
         reason = f"the device failed, and {self._tries} tries to rebuild its session failed"

@@ -163,7 +163,7 @@ class Watchdog:
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
+        while not self._closed:
             now = time.monotonic()
             with self._lock:
                 everything = list(self._watched)
@@ -181,12 +181,8 @@ class Watchdog:
             watched = None  # type: ignore[assignment]
             everything.clear()
             with self._lock:
-                if self._closed:
-                    return
-                if not self._added:
+                if not self._added and not self._closed:
                     self._changed.wait(max(0.0, due - time.monotonic()))
-                if self._closed:
-                    return
 
 
 @dataclass(frozen=True, slots=True)
