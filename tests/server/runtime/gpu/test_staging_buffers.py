@@ -123,8 +123,9 @@ def test_a_batch_runs_unstaged_if_device_memory_is_exhausted(
 ) -> None:
     device.full = True
     session = Session(small.twice(tmp_path / "m.onnx"), memory=device)
-    assert session.run({"x": fp32(2, 3)})["y"].tolist() == (fp32(2, 3) * 2).tolist()
-    assert "no memory of 4096 bytes for a batch" in caplog.text
+    for _ in range(2):
+        assert session.run({"x": fp32(2, 3)})["y"].tolist() == (fp32(2, 3) * 2).tolist()
+    assert caplog.text.count("no memory of 4096 bytes for a batch") == 1
     device.full = False
     assert session.run({"x": fp32(2, 3)})["y"].tolist() == (fp32(2, 3) * 2).tolist()
     assert device.loads == 1

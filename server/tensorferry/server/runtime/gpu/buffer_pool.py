@@ -32,6 +32,8 @@ class BufferPool(Generic[_T]):
         # finalizers call `release` and may interrupt any line, also one that holds the lock.
         self._lock = threading.Lock()
         self._bytes = 0
+        # Whether the last allocation failed. Of several failures the first is logged, because each batch may fail.
+        self._failed = False
         self._free: dict[int, deque[_T]] = {}
 
     def acquire(self, nbytes: int) -> _T | None:
@@ -50,12 +52,17 @@ class BufferPool(Generic[_T]):
                 if self._bytes + size > self._max_bytes:
                     return None
                 buffer = self._allocate(size)
+                self._failed = False
                 self._bytes += size
                 return buffer
         except (MemoryError, RuntimeError) as error:
-            _log.warning(
-                "no memory of %d bytes for a batch, which is copied through other memory: %s", size, error
-            )
+            if not self._failed:
+                self._failed = True
+                _log.warning(
+                    "no memory of %d bytes for a batch, which is copied through other memory as long as that is so: %s",
+                    size,
+                    error,
+                )
             return None
 
     def release(self, buffer: _T) -> None:
