@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 from support.models import small
+from support.models.scaled import with_defaults
 from support.server.rig import PATIENCE, Array, Load, fp32
 
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
@@ -172,6 +173,11 @@ def test_a_model_without_weights_in_fp32_is_not_converted(
 ) -> None:
     assert str(load(partial(small.mlp, dtype=np.float16)).signature) == "(x: FP16[-1, 8]) -> (p: FP16[-1, 4])"
     assert "m.onnx has no weights in FP32: it is served without conversion" in caplog.text
+
+
+def test_optional_inputs_that_are_converted_are_named(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    assert load(with_defaults).signature.optional == ()
+    assert "it has no optional inputs; clients cannot send its 2, such as 'bias'" in caplog.text
 
 
 def test_invalid_files_are_errors(tmp_path: Path) -> None:

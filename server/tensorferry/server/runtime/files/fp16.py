@@ -172,6 +172,15 @@ def _read_model(source: Path, libraries: Sequence[OpLibrary]) -> onnx.ModelProto
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
     if len(inputs) < len(model.graph.input):
+        # Before version 4, all weights had to be listed.
+        if model.ir_version >= 4:
+            optional = sorted(weights & {value.name for value in model.graph.input})
+            _log.warning(
+                "%s: converted to FP16 it has no optional inputs; clients cannot send its %d, such as %r",
+                source,
+                len(optional),
+                optional[0],
+            )
         del model.graph.input[:]
         model.graph.input.extend(inputs)
         model.ir_version = max(model.ir_version, 4)
