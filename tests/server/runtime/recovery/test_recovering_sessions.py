@@ -46,9 +46,9 @@ class Faults:
         self.original = Session._run_bound
 
     def run_bound(self, session: Session, binding: Any, graph: int | None) -> None:
-        if all(session is not known for known in self.sessions):
+        if session not in self.sessions:
             self.sessions.append(session)
-        number = next(number for number, known in enumerate(self.sessions) if known is session)
+        number = self.sessions.index(session)
         if self.armed:
             self.armed -= 1
             self.broken.add(number)
