@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,23 @@ def perceptron(path: Path) -> Path:
     text = "(float[1, 2, 4] x) => (float[1, 3] y) { f = Reshape (x, flat) y = MatMul (f, w) }"
     w = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
     return small.written(path, text, flat=np.array([1, 8]), w=w)
+
+
+def test_the_log_says_if_optional_inputs_are_gone(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    """The target of the Reshape is known only if clients cannot send it."""
+
+    def with_default(path: Path) -> Path:
+        model = onnx.load(perceptron(path))
+        model.graph.input.append(onnx.helper.make_tensor_value_info("flat", onnx.TensorProto.INT64, [2]))
+        onnx.save(model, path)
+        return path
+
+    caplog.set_level(logging.INFO)
+    assert load(with_default).signature.optional == ()
+    assert (
+        "give the file's answers; clients cannot send its inputs that have defaults (--batching"
+        in caplog.text
+    )
 
 
 def centred(path: Path) -> Path:

@@ -77,10 +77,11 @@ def rewritten(
         if isinstance(copy, RewrittenModel):
             axes = ", ".join(f"{axis} of {name!r}" for name, axis in copy.batch_axes.items())
             _log.info(
-                "model %s: it is rewritten with a variable batch axis%s, and batches give the file's answers "
+                "model %s: it is rewritten with a variable batch axis%s, and batches give the file's answers%s "
                 "(--batching-rewrite false serves the file as it is)",
                 model.name,
                 f", which is axis {axes} and the first of its other tensors" if axes else "",
+                "; clients cannot send its inputs that have defaults" if freed.keeps_defaults else "",
             )
             return copy
         reasons += copy
