@@ -126,16 +126,6 @@ def explain_axis_mismatch(
     no request is refused for this before the model fails.
     `shapes` are those of the request's inputs, in the signature's order.
     """
-    mismatches = _axis_mismatches(signature, shapes)
-    if not mismatches:
-        return error
-    invalid = InvalidRequestError(f"{error}; {mismatches}: send one length for all axes of a name")
-    invalid.__cause__ = error.__cause__
-    return invalid
-
-
-def _axis_mismatches(signature: Signature, shapes: Sequence[tuple[int, ...]]) -> str:
-    """Describe the axes that have the same name and differ in length; "" for none."""
     places: dict[str, list[tuple[str, int, int]]] = {}
     for spec, shape in zip(signature.inputs, shapes, strict=True):
         for axis, dim, size in spec.axes(shape):
@@ -146,4 +136,8 @@ def _axis_mismatches(signature: Signature, shapes: Sequence[tuple[int, ...]]) ->
         if len({size for _, _, size in uses}) > 1:
             lengths = ", ".join(f"{size} (axis {axis} of input {name!r})" for name, axis, size in uses)
             mismatches.append(f"axis {dim!r} has the lengths {lengths}")
-    return "; ".join(mismatches)
+    if not mismatches:
+        return error
+    invalid = InvalidRequestError(f"{error}; {'; '.join(mismatches)}: send one length for all axes of a name")
+    invalid.__cause__ = error.__cause__
+    return invalid

@@ -21,10 +21,6 @@ class RaggedInput(NamedTuple):
     value: Any
 
 
-class NoPadding(Exception):
-    """A model has no default padding. The text says why."""
-
-
 def with_default_padding(
     config: ServerConfig, name: str, signature: Signature, ragged: Mapping[str, RaggedInput]
 ) -> ServerConfig:
@@ -34,23 +30,23 @@ def with_default_padding(
     """
     if not ragged or config.pad_lengths is not None:
         return config
-    try:
-        lengths, values = default_padding(signature, ragged)
-    except NoPadding as reason:
+    found = default_padding(signature, ragged)
+    if isinstance(found, str):
         _log.info(
             "model %s is not padded by default, so requests of each length have their own batches: %s; declare "
             "onnx(..., pad_lengths=..., pad_values=...)",
             name,
-            reason,
+            found,
         )
         return config
+    lengths, values = found
     return replace(config, pad_lengths=lengths, pad_values=values)
 
 
 def default_padding(
     signature: Signature, ragged: Mapping[str, RaggedInput]
-) -> tuple[PadLengths, tuple[tuple[str, str], ...]]:
-    """Return the values of `--pad-lengths` and `--pad-values` for a model. Raises NoPadding.
+) -> tuple[PadLengths, tuple[tuple[str, str], ...]] | str:
+    """Return the values of `--pad-lengths` and `--pad-values` for a model, or why it has none.
 
     All ragged inputs must have the same axis. No other input may have it, because its pad value is unknown.
     """
@@ -60,15 +56,15 @@ def default_padding(
             continue
         dim = spec.dims[1] if len(spec.dims) > 1 else ""
         if not isinstance(dim, str):
-            raise NoPadding(f"input {spec.name!r} has the fixed length {dim}")
+            return f"input {spec.name!r} has the fixed length {dim}"
         if not dim:
-            raise NoPadding(f"axis 1 of input {spec.name!r} has no name in the file")
+            return f"axis 1 of input {spec.name!r} has no name in the file"
         axes[spec.name] = dim
     if len(set(axes.values())) > 1:
-        raise NoPadding(f"axis 1 of its inputs has different names: {axes}")
+        return f"axis 1 of its inputs has different names: {axes}"
     axis = next(iter(axes.values()))
     others = [spec.name for spec in signature.inputs if axis in spec.dims[1:] and spec.name not in axes]
     if others:
-        raise NoPadding(f"input {others[0]!r} also has the axis {axis!r}, and no pad value")
+        return f"input {others[0]!r} also has the axis {axis!r}, and no pad value"
     lengths = min((ragged[name].lengths for name in axes), key=lambda each: each[-1])
     return PadLengths(axis, lengths), tuple((name, str(ragged[name].value)) for name in axes)

@@ -53,12 +53,10 @@ class SessionFactory:
         graphs, settings = session.graphs, self.settings
         if graphs is None:
             return []
-        shared = self.io_mapping.signature.shared_inputs(batched=settings.max_batch_size > 0)
-        if shared:
-            name = self.io_mapping.signature.inputs[min(shared)].name
-            session.go_without_graphs(f"its input {name!r} has no batch axis")
-            return []
         try:
+            if shared := self.io_mapping.signature.shared_inputs(batched=settings.max_batch_size > 0):
+                name = self.io_mapping.signature.inputs[min(shared)].name
+                raise StartError(f"its input {name!r} has no batch axis")
             batch_shapes = shapes_to_capture(
                 graphs, session.signature, settings.max_batch_size, self.padded_sizes
             )

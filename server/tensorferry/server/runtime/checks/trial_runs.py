@@ -56,31 +56,21 @@ class _TrialRuns:
     def make(self, run: Callable[[], _T], what: str, inputs: _Inputs, end: Callable[[], None]) -> _T:
         self.running = _Run(what, inputs, end, time.monotonic() + self._seconds)
         try:
+            # The load may have been given up since its last run.
+            if self._ended:
+                raise _GivenUp
             return run()
         finally:
             self.running = None
             if self._ended:
                 raise _GivenUp
 
-    def overdue(self) -> _Run | None:
-        """Return the run that has exceeded its limit, after it was asked to end. No other run begins then."""
-        run = self.running
-        if run is None or time.monotonic() < run.due:
-            return None
-        self.end()
-        return run
-
     def end(self) -> None:
-        """Ask the current run to end, and the load with it."""
+        """Ask the current run to end, and the load with it: no other run begins."""
         self._ended = True
         run = self.running
         if run is not None:
             run.end()
-
-    def seconds_left(self) -> float:
-        """Return the time in which no run can become overdue."""
-        run = self.running
-        return self._seconds if run is None else max(0.0, run.due - time.monotonic())
 
 
 # Runs of the load in this context.
@@ -117,8 +107,13 @@ def limit_trial_runs(
     )
     thread.start()
     try:
-        while not wait([loaded], trials.seconds_left()).done:
-            if (run := trials.overdue()) is not None:
+        left = seconds
+        while not wait([loaded], left).done:
+            run = trials.running
+            # A run that begins meanwhile is not overdue before.
+            left = seconds if run is None else run.due - time.monotonic()
+            if run is not None and left <= 0:
+                trials.end()
                 _given_up.append(thread)
                 wait([loaded], _GRACE_SECONDS)
                 raise _given_up_error(model, seconds, run, hangs=trials.running is run)
