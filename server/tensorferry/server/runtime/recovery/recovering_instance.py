@@ -222,12 +222,7 @@ class RecoveringStagedModel:
     def load(self, batch: Any) -> Any:
         """Copy a batch to the device."""
         steps = self._instance.steps
-        if steps is None:
-            return batch
-        try:
-            return _LoadedBatch(steps, steps.load(batch))
-        except ModelFailedError as error:
-            raise self._instance.copy_failure(error, steps) from None
+        return batch if steps is None else _LoadedBatch(steps, self._copied(steps, steps.load, batch))
 
     def __call__(self, batch: Any) -> Any:
         """Run the model on a loaded batch."""
@@ -242,7 +237,10 @@ class RecoveringStagedModel:
         """Copy the outputs from the device."""
         if not isinstance(outputs, _LoadedBatch):
             return outputs
+        return self._copied(outputs.steps, outputs.steps.fetch, outputs.batch)
+
+    def _copied(self, steps: StagedSession, copy: Callable[[Any], Any], batch: Any) -> Any:
         try:
-            return outputs.steps.fetch(outputs.batch)
+            return copy(batch)
         except ModelFailedError as error:
-            raise self._instance.copy_failure(error, outputs.steps) from None
+            raise self._instance.copy_failure(error, steps) from None
