@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakMethod
 
 import numpy as np
 import numpy.typing as npt
@@ -151,8 +152,15 @@ class Session:
         if not self._plain and self._memory is None and device != "cpu":
             self._memory = _cuda_memory(device)
         if "BYTES" not in kinds and self._memory is not None:
+            # Weak, because a dropped session in a cycle of references would keep its device memory until the next
+            # collection, and for ever if it was made before the server froze its objects. Callers hold the session.
+            run_bound: Callable[[], Any] = WeakMethod(self._run_bound)
             self._staging = StagingBuffers(
-                path, self.signature, self._memory, self._session.io_binding, self._run_bound
+                path,
+                self.signature,
+                self._memory,
+                self._session.io_binding,
+                lambda binding, graph: run_bound()(binding, graph),
             )
 
     def nodes_by_provider(self) -> Mapping[str, Mapping[str, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.models.repository.repository import Repository
 from tensorferry.server.models.repository.repository_control import RepositoryController
+from tensorferry.server.onnx.loading.session_factory import SessionFactory
 from tensorferry.server.runtime.recovery import recovering_instance
 from tensorferry.server.runtime.recovery.instance_health import InstanceHealth
 from tensorferry.server.runtime.recovery.recovering_instance import RecoveringInstance, RecoveringStagedModel
@@ -112,24 +114,39 @@ def test_a_broken_session_is_rebuilt_with_the_same_options(
     assert model.batcher.statistics().retried == 1
 
 
-@pytest.mark.parametrize("step", ["load", "fetch"])
-def test_a_copy_that_fails_reports_a_broken_device(
+@pytest.mark.parametrize("step", ["run", "load", "fetch"])
+def test_a_broken_session_is_freed_before_the_rebuild(
     step: str, load: Load, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = load(small.twice)
-    copy, fails = getattr(CountingDeviceMemory, step), [True]
+    """Without a collection of cycles: objects that existed at the start of a server are never collected."""
+    broken: list[weakref.ref[Any]] = []
+    freed: list[bool] = []
+    rebuild = SessionFactory.rebuild
 
-    def failing(device: CountingDeviceMemory, *given: Any) -> None:
+    def looking(factory: SessionFactory, device: str, *, runs: bool) -> Session:
+        faults.sessions.clear()
+        freed.append(broken[0]() is None)
+        return rebuild(factory, device, runs=runs)
+
+    monkeypatch.setattr(SessionFactory, "rebuild", looking)
+    model, x = load(small.twice), fp32(2, 3)
+    # What ONNX Runtime holds.
+    broken.append(weakref.ref(faults.sessions.pop()._session._sess))
+    works, fails = faults.original if step == "run" else getattr(CountingDeviceMemory, step), [True]
+
+    def failing(*given: Any) -> Any:
         if fails:
             fails.pop()
             raise RuntimeError(BROKEN)
-        copy(device, *given)
+        return works(*given)
 
-    monkeypatch.setattr(CountingDeviceMemory, step, failing)
-    old = len(faults.sessions)
-    x = fp32(2, 3)
-    assert model.batcher.submit_rows({"x": x}).result(PATIENCE)["y"].tolist() == (x * 2).tolist()
-    assert len(faults.sessions) == old + 1
+    monkeypatch.setattr(*((faults, "original") if step == "run" else (CountingDeviceMemory, step)), failing)
+    gc.disable()
+    try:
+        assert model.batcher.submit_rows({"x": x}).result(PATIENCE)["y"].tolist() == (x * 2).tolist()
+    finally:
+        gc.enable()
+    assert freed == [True]
     assert model.health.reason is None
 
 
