@@ -276,6 +276,7 @@ class Session:
         """
         if self.graphs is None:
             return False
+        reason: str | None = None
         try:
             if self._staging is None:
                 missing = "there is no page-locked memory for its batches"
@@ -284,17 +285,19 @@ class Session:
                 graphs = [number * _SLOTS + slot + 1 for slot in range(_SLOTS)]
                 self._graph_options.update((graph, self._options_of_runs(graph)) for graph in graphs)
                 self._staging.capture(shapes, graphs, lambda shapes=shapes: self._check_captured(shapes))  # type: ignore[misc]
+            self._staging.use_captured(CapturedShapes(captured, pads=pads))
         except Exception as error:
-            self.go_without_graphs(
-                str(error) if isinstance(error, (CaptureError, TimeoutError)) else ort_message(error)
-            )
-            return False
-        self._staging.use_captured(CapturedShapes(captured, pads=pads))
-        return True
+            reason = str(error) if isinstance(error, (CaptureError, TimeoutError)) else ort_message(error)
+        if reason is not None:
+            # After the error, whose traceback holds batches in the device's memory.
+            self.go_without_graphs(reason)
+        return reason is None
 
     def go_without_graphs(self, reason: str) -> None:
         """Load the model again without CUDA graphs. StartError if its configuration requires them."""
         self._without_graphs(reason)
+        # The device need not hold both.
+        self._session = self._staging = None
         self._start()
 
     def _check_captured(self, shapes: Mapping[str, Shape]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tensorferry.server.runtime.gpu.pinned_memory import MemoryBlock
 from tensorferry.server.runtime.gpu.staging_buffers import StagedBatch
 from tensorferry.server.runtime.gpu.tensor_layout import Shape, tensor_layout_for
 from tensorferry.server.runtime.ort_options import OrtOptions
+from tensorferry.server.runtime.providers import open_session
 from tensorferry.server.runtime.session import Session
 
 
@@ -335,8 +337,22 @@ def test_a_graph_that_ignores_new_inputs_is_detected(
     ],
 )
 def test_models_that_cannot_be_captured_are_reported(
-    build: Callable[[Path], Path], captured: Mapping[str, Shape], message: str, capture: Capture, caplog: Any
+    build: Callable[[Path], Path],
+    captured: Mapping[str, Shape],
+    message: str,
+    capture: Capture,
+    caplog: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session, _ = capture(build)
+    failed = weakref.ref(session._session._sess)
+    freed: list[bool] = []
+
+    def opened(*given: Any) -> Any:
+        freed.append(failed() is None)
+        return open_session(*given)
+
+    monkeypatch.setattr("tensorferry.server.runtime.session.open_session", opened)
     assert session.capture([captured], pads=True) == (not message)
     assert message in caplog.text
+    assert freed == ([True] if message else []), "the device would have to hold both sessions"
