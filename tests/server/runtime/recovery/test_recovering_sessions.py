@@ -132,7 +132,9 @@ def test_a_broken_session_is_freed_before_the_rebuild(
     model, x = load(small.twice), fp32(2, 3)
     # What ONNX Runtime holds.
     broken.append(weakref.ref(faults.sessions.pop()._session._sess))
-    works, fails = faults.original if step == "run" else getattr(CountingDeviceMemory, step), [True]
+    target: Any = faults if step == "run" else CountingDeviceMemory
+    name = "original" if step == "run" else step
+    works, fails = getattr(target, name), [True]
 
     def failing(*given: Any) -> Any:
         if fails:
@@ -140,7 +142,7 @@ def test_a_broken_session_is_freed_before_the_rebuild(
             raise RuntimeError(BROKEN)
         return works(*given)
 
-    monkeypatch.setattr(*((faults, "original") if step == "run" else (CountingDeviceMemory, step)), failing)
+    monkeypatch.setattr(target, name, failing)
     gc.disable()
     try:
         assert model.batcher.submit_rows({"x": x}).result(PATIENCE)["y"].tolist() == (x * 2).tolist()
