@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -161,7 +160,6 @@ def _inspect_file(source: ModelSource, config: ServerConfig, wanted: Wanted) -> 
         )
         # The process that measures loads the model again, and a GPU may not hold it twice.
         del prepared
-        gc.collect()
         return replace(found, measured=measure_file(model))
 
 
