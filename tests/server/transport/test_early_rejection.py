@@ -14,7 +14,7 @@ from support.server.rig import PATIENCE
 from support.server.scripted_service import ServedTransport, failure, opened, success
 
 from tensorferry.batcher import QueueFull
-from tensorferry.server.inference.service import EarlyRejection
+from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.status import Status
 from tensorferry.server.transport.call_admission import Refusal
 from tensorferry.server.transport.inline_schedule import InlineSchedule
@@ -36,32 +36,15 @@ class Model:
         return FULL if deadline < 10 else None
 
 
-class Registry:
-    """A registry with one model, several or none."""
-
-    def __init__(self, only_model: Model | None) -> None:
-        self.only_model = only_model
-
-
-def early_rejection(registry: Registry, *sources: str) -> EarlyRejection:
-    tracing: Any = SimpleNamespace(sources=sources)
-    held: Any = registry
-    return EarlyRejection(held, tracing)
-
-
-def test_a_message_is_read_unless_there_is_exactly_one_model() -> None:
-    registry = Registry(None)
-    rejection = early_rejection(registry)
-    assert not rejection.one_model
-    assert rejection.check(9.0) is None
-    registry.only_model = Model()
-    assert rejection.check(9.0) is FULL
-
-
-def test_a_message_is_read_while_calls_are_traced() -> None:
-    model = Model()
-    assert early_rejection(Registry(model), "file").check(9.0) is None
-    assert not model.asked
+def test_a_message_is_read_unless_there_is_exactly_one_model_and_no_trace() -> None:
+    registry: Any = SimpleNamespace(only_model=None)
+    service = InferenceService(registry)
+    assert service.reject_early(9.0) is None
+    registry.only_model = model = Model()
+    assert service.reject_early(9.0) is FULL
+    traced: Any = SimpleNamespace(sources=("file",))
+    assert InferenceService(registry, tracing=traced).reject_early(9.0) is None
+    assert model.asked == [9.0]
 
 
 @pytest.fixture
@@ -83,8 +66,7 @@ def reject_all(served: ServedTransport) -> list[float]:
         asked.append(deadline)
         return FULL
 
-    rejection = SimpleNamespace(check=check, one_model=True, tracing_enabled=False)
-    served.service.early_rejection = rejection  # type: ignore[assignment]
+    served.service.reject_early = check  # type: ignore[method-assign]
     return asked
 
 
@@ -139,7 +121,7 @@ def test_the_polling_thread_pauses_only_with_a_single_model(
     """The pause would delay the calls of another model, which may have no queue."""
     assert by_lane.lane is not None
     model = None if others else SimpleNamespace(batcher=SimpleNamespace(fast_reject=lambda deadline: None))
-    monkeypatch.setattr(by_lane.service.early_rejection, "_registry", SimpleNamespace(only_model=model))
+    monkeypatch.setattr(by_lane.service, "_registry", SimpleNamespace(only_model=model))
     pauses: list[float] = []
     monkeypatch.setattr(by_lane.lane.response_batcher, "pause", pauses.append)
     by_lane.service.answer_at_once = lambda request_id: failure(request_id, FULL)

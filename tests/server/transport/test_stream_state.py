@@ -9,10 +9,11 @@ import pytest
 from support.server.scripted_service import success
 
 from tensorferry.server.inference.reply import BuiltReply, InferenceCall
-from tensorferry.server.inference.responses.stream_responses import STREAM_SHUTTING_DOWN, StreamOptions
+from tensorferry.server.inference.responses.stream_responses import StreamOptions
 from tensorferry.server.status import Status
 from tensorferry.server.transport.stream_state import StreamEnd, StreamEntry, StreamState
 
+STOPS = Status(grpc.StatusCode.UNAVAILABLE, "the server is shutting down; open a stream elsewhere")
 REFUSED = Status(grpc.StatusCode.PERMISSION_DENIED, "not any more")
 
 
@@ -42,7 +43,7 @@ def test_a_large_response_counts_like_a_large_request() -> None:
     [
         (True, False, False, None),
         (True, True, False, None),
-        (False, True, False, STREAM_SHUTTING_DOWN),
+        (False, True, False, STOPS),
         (False, False, True, REFUSED),
         (False, True, True, REFUSED),
     ],

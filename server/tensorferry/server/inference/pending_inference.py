@@ -137,10 +137,23 @@ class PendingInference(Request, InferenceCall, InferenceReply):
 
     def _for_client(self, outcome: Outcome) -> Outcome:
         """Return the outcome with the outputs as clients expect them, or with an error."""
+        outputs, axes = outcome.outputs, self._template.batch_axes
+        if outputs is None:
+            return outcome
         try:
-            return _with_clients_axes(_of_arrays(outcome), self._template.batch_axes)
+            for output in outputs.values():
+                if type(output) is not np.ndarray:
+                    # Rows of different lengths are padded to the longest.
+                    outputs = {name: np.asarray(each) for name, each in outputs.items()}
+                    break
+            if axes:
+                outputs = {
+                    name: np.moveaxis(array, 0, axes[name]) if name in axes else array
+                    for name, array in outputs.items()
+                }
         except Exception as error:
             return outcome._replace(outputs=None, error=error)
+        return outcome if outputs is outcome.outputs else outcome._replace(outputs=outputs)
 
     def _log_failure(self, failure: ModelFailedError | ModelRowsError) -> None:
         """Log why the model failed; the client gets less."""
@@ -179,27 +192,6 @@ class PendingInference(Request, InferenceCall, InferenceReply):
         if outcome.error is not None:
             raise outcome.error
         return self._template.response.pieces(self._id_field, outcome)
-
-
-def _of_arrays(outcome: Outcome) -> Outcome:
-    """Return an outcome whose outputs are arrays: rows of different lengths are padded to the longest."""
-    outputs = outcome.outputs
-    for output in () if outputs is None else outputs.values():
-        if type(output) is not np.ndarray:
-            return outcome._replace(outputs={name: np.asarray(each) for name, each in outputs.items()})
-    return outcome
-
-
-def _with_clients_axes(outcome: Outcome, axes: Mapping[str, int]) -> Outcome:
-    """Return an outcome whose outputs have the rows where clients expect them. The outputs are arrays."""
-    if outcome.outputs is None or not axes:
-        return outcome
-    return outcome._replace(
-        outputs={
-            name: np.moveaxis(array, 0, axes[name]) if name in axes else array
-            for name, array in outcome.outputs.items()
-        }
-    )
 
 
 def _string_bytes(array: Any) -> int:

@@ -55,35 +55,6 @@ from tensorferry.server.status import Status, StatusCode, code_of, status_of
 from tensorferry.server.wire.receiving import decompress, is_compressed
 
 
-class EarlyRejection:
-    """Rejects calls that the queue would reject, while one model is served and nothing is traced.
-
-    It rejects before the message is read, because reading is most of a rejected call's cost. With several models, the model
-    of an unread call is unknown. A trace needs the message. Thread-safe.
-    """
-
-    def __init__(self, registry: ModelRegistry, tracer: Tracer) -> None:
-        self._registry = registry
-        self._tracer = tracer
-
-    @property
-    def tracing_enabled(self) -> bool:
-        """Whether calls are traced; rejected calls are then traced too."""
-        return bool(self._tracer.sources)
-
-    @property
-    def one_model(self) -> bool:
-        """Whether exactly one model is loaded, so that every call is for it."""
-        return self._registry.only_model is not None
-
-    def check(self, deadline: float) -> QueueFull | None:
-        """Return, and count, why a call with this deadline is rejected; None if its message is to be read."""
-        model = self._registry.only_model
-        if model is None or self._tracer.sources:
-            return None
-        return model.batcher.fast_reject(deadline)
-
-
 class InferenceService:
     """Takes requests from a transport and hands each to its model's batcher. Thread-safe.
 
@@ -105,7 +76,6 @@ class InferenceService:
         self._registry = registry
         self._regions = regions or Regions()
         self._tracer = tracing or Tracer()
-        self.early_rejection = EarlyRejection(registry, self._tracer)
         self._triton_status_codes = triton_status_codes
         self._templates = RequestTemplateCache(limits.message_bytes)
         self._crash_watch = crash_watch
@@ -143,6 +113,27 @@ class InferenceService:
         A model that is loaded later, or fails to load, changes nothing while another is served.
         """
         return self._registry.serving and not self.lame_duck
+
+    @property
+    def tracing_enabled(self) -> bool:
+        """Whether calls are traced; rejected calls are then traced too."""
+        return bool(self._tracer.sources)
+
+    @property
+    def one_model(self) -> bool:
+        """Whether exactly one model is loaded, so that every call is for it."""
+        return self._registry.only_model is not None
+
+    def reject_early(self, deadline: float) -> QueueFull | None:
+        """Return, and count, why a call with this deadline is rejected before its message is read; None if it is to be read.
+
+        Reading is most of a rejected call's cost. It is read if the queue has room, if several models are loaded, because
+        its model is unknown, and if calls are traced, because a trace needs the message.
+        """
+        model = self._registry.only_model
+        if model is None or self._tracer.sources:
+            return None
+        return model.batcher.fast_reject(deadline)
 
     @property
     def refused(self) -> Mapping[StatusCode, int]:

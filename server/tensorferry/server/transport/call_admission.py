@@ -85,7 +85,7 @@ class CallAdmission(Generic[CallT]):
         if remaining is not None and remaining <= _MAX_DEADLINE_SECONDS:
             deadline = time.monotonic() + remaining
         # The trace of a refused call needs its message.
-        if self._service.draining and not self._service.early_rejection.tracing_enabled:
+        if self._service.draining and not self._service.tracing_enabled:
             return self._counted(_DRAINING), deadline
         if not self.calls.begin_unary():
             return self._counted(self._too_many), deadline
@@ -101,7 +101,7 @@ class CallAdmission(Generic[CallT]):
                 except Exception as error:
                     refusal = Refusal(self._service.status_of(error))
             if refusal is None and deadline < math.inf:
-                queue_full = self._service.early_rejection.check(deadline)
+                queue_full = self._service.reject_early(deadline)
                 if queue_full is not None:
                     refusal = self._overloaded(queue_full)
         except BaseException:

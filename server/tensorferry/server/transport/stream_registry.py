@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from tensorferry.server.inference.responses.stream_responses import too_many_streams
 from tensorferry.server.status import Status, StatusCode
 
 
@@ -26,7 +25,11 @@ class StreamRegistry:
     def __init__(self, max_streams: int, count_refused: Callable[[StatusCode], None]) -> None:
         self._max_streams = max_streams
         self._count_refused = count_refused
-        self._full = too_many_streams(max_streams)
+        self._full = Status(
+            StatusCode.RESOURCE_EXHAUSTED,
+            f"{max_streams} streams are open, which is the most this server keeps; close one, or send several requests in "
+            "one stream",
+        )
         # Guards _streams and _draining. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._streams: set[DrainableStream] = set()

@@ -6,8 +6,10 @@ from collections import deque
 from typing import NamedTuple
 
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
-from tensorferry.server.inference.responses.stream_responses import STREAM_SHUTTING_DOWN, StreamOptions
-from tensorferry.server.status import Status
+from tensorferry.server.inference.responses.stream_responses import StreamOptions
+from tensorferry.server.status import Status, StatusCode
+
+_SHUTTING_DOWN = Status(StatusCode.UNAVAILABLE, "the server is shutting down; open a stream elsewhere")
 
 
 class StreamEnd(NamedTuple):
@@ -90,7 +92,7 @@ class StreamState:
     def drain(self) -> None:
         """End the stream with UNAVAILABLE once every request that was read is answered. No more are read."""
         if self._end is None:
-            self._end = StreamEnd(STREAM_SHUTTING_DOWN)
+            self._end = StreamEnd(_SHUTTING_DOWN)
 
     def answered(self, entry: StreamEntry, reply: InferenceReply, nbytes: int) -> bool:
         """Add an answer before the last one, of `nbytes` bytes. Return False if nothing more is sent for the request."""

@@ -11,13 +11,10 @@ import grpc
 
 from tensorferry.server.identity import ANONYMOUS, Metadata
 from tensorferry.server.inference.reply import InferenceReply
-from tensorferry.server.inference.responses.stream_responses import (
-    NO_THREAD_FOR_STREAM,
-    encode_or_status,
-)
+from tensorferry.server.inference.responses.stream_responses import encode_or_status
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.security.access_control import StreamAuthorization
-from tensorferry.server.status import INTERNAL_ERROR, Status
+from tensorferry.server.status import INTERNAL_ERROR, Status, StatusCode
 from tensorferry.server.system.threads import ThreadKind, new_thread
 from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.stream_state import StreamEntry, StreamState
@@ -76,7 +73,10 @@ class ResponseStream:
         except RuntimeError as error:
             _log.error("no thread for a stream: %s", error)
             with self._lock:
-                self._end = NO_THREAD_FOR_STREAM
+                self._end = Status(
+                    StatusCode.RESOURCE_EXHAUSTED,
+                    "the server cannot start a thread for this stream; try again, or send unary calls, which wait for one",
+                )
             return
         while True:
             with self._lock:

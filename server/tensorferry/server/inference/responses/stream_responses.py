@@ -21,17 +21,6 @@ STREAM_ORDER = "tensorferry-stream-order"
 # Metadata with the value "true": the first error ends the stream with its status. The name is Triton's.
 END_ON_ERROR = "triton_grpc_error"
 
-# The code of a call or stream above a limit.
-TOO_MANY = StatusCode.RESOURCE_EXHAUSTED
-
-NO_THREAD_FOR_STREAM = Status(
-    TOO_MANY,
-    "the server cannot start a thread for this stream; try again, or send unary calls, which wait for one",
-)
-
-# The status of a stream that a drain ends.
-STREAM_SHUTTING_DOWN = Status(StatusCode.UNAVAILABLE, "the server is shutting down; open a stream elsewhere")
-
 # Parameters with the gRPC code of an error inside a stream and its retry hint. The message has no fields for them.
 STATUS_PARAMETER = "tensorferry_status"
 RETRY_PARAMETER = "tensorferry_retry_after_ms"
@@ -77,15 +66,6 @@ def encode_or_status(
         # Every exception, SystemExit too, because the client waits for a response.
         status = status_of(error, reply)
     return status if options.end_on_error else stream_error(reply.request_id, reply.addressed, status)
-
-
-def too_many_streams(limit: int) -> Status:
-    """Return the status of a stream above the limit."""
-    return Status(
-        TOO_MANY,
-        f"{limit} streams are open, which is the most this server keeps; close one, or send several requests in one "
-        "stream",
-    )
 
 
 def stream_response(pieces: Sequence[Piece], *, last: bool = True) -> Sequence[Piece]:

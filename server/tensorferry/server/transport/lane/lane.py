@@ -227,7 +227,7 @@ class Lane:
         if (
             isinstance(error, QueueFull)
             and self.response_batcher.this_thread.polls
-            and self._service.early_rejection.one_model
+            and self._service.one_model
         ):
             self._pause_after(error)
         return self._service.status_of(error, reply)

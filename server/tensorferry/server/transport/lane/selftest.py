@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -37,23 +36,11 @@ _NAME = "x-tensorferry-proof"
 _SECONDS = 10.0
 
 
-class _HeldCall(InferenceCall):
-    __slots__ = ("cancelled",)
-
-    def __init__(self, cancelled: threading.Event) -> None:
-        super().__init__()
-        self.cancelled = cancelled
-
-    def cancel(self) -> None:
-        self.cancelled.set()
-
-
-class _Echo:
-    """Returns each message on another thread; holds one request until its client leaves."""
+class _Echo(InferenceCall):
+    """A service that returns each message on another thread; and the call of one request, held until its client leaves."""
 
     limits = RequestLimits()
-    draining = False
-    early_rejection = SimpleNamespace(tracing_enabled=False, one_model=False, check=lambda deadline: None)
+    draining = tracing_enabled = one_model = False
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         self._threads = threads
@@ -71,7 +58,7 @@ class _Echo:
     ) -> InferenceCall:
         if data == _HELD:
             self.held.set()
-            return _HeldCall(self.left)
+            return self
 
         def build() -> list[bytes]:
             value = dict(metadata).get(_NAME)
@@ -84,6 +71,12 @@ class _Echo:
 
         self._threads.submit(complete, BuiltReply("", build))
         return InferenceCall()
+
+    def cancel(self) -> None:
+        self.left.set()
+
+    def reject_early(self, deadline: float) -> None:
+        """See `InferenceService.reject_early`."""
 
     def end_stream(self, stream: object) -> None:
         """See `InferenceService.end_stream`."""
