@@ -50,7 +50,6 @@ REASONS: Mapping[tuple[str, str], str] = {
             "test_a_queue_timeout_is_reported_while_the_model_runs",
             "test_a_request_may_set_a_shorter_timeout_if_the_policy_allows_it",
             "test_a_requests_timeout_is_ignored_if_the_policy_does_not_allow_it",
-            "test_without_a_policy_the_timeout_is_a_deadline",
             "test_priorities_are_strict",
         )
     },

@@ -35,7 +35,6 @@ REASONS: Mapping[str, str] = {
     "tests/deploy/test_round_robin.py": "it is about the balancing of grpcio's client",
     "tests/e2e/failures/test_device_failure.py": _DEVICES,
     "tests/e2e/failures/test_pushback.py": _CLIENT,
-    "tests/e2e/failures/test_thread_crashes.py::test_a_request_that_kills_a_worker_and_its_neighbours": _DEVICES,
     "tests/e2e/failures/test_thread_crashes.py::test_health_follows_each_crash_and_recovery": _DEVICES,
     "tests/e2e/failures/test_thrown_exceptions.py": "it is about threads of the product, which both transports have",
     "tests/e2e/failures/test_unread_log.py": "it is about the log",

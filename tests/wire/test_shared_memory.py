@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from e2e.fixtures import Serve
 from support.processes import models
-from support.processes.faulty import HANG
 from support.processes.server import ServerProcess, running
 from support.wire.inputs import given, probe, tensor, wanted
 from support.wire.rig import Stream
@@ -148,12 +146,6 @@ def test_strings(client: triton.InferenceServerClient, memory: Memory) -> None:
         client.infer("echo-BYTES", [given("in", [1, 4], nbytes + 3, kind="BYTES")])
 
 
-def test_zero_rows(client: triton.InferenceServerClient, memory: Memory) -> None:
-    memory.region("out")
-    result = client.infer("echo-INT32", [given("out", [0, 16], 0)], outputs=[wanted("out", 64)])
-    assert list(result.get_output("y").shape) == [0, 16]
-
-
 def test_in_a_stream(client: triton.InferenceServerClient, memory: Memory) -> None:
     memory.region("in")
     memory.region("out")
@@ -181,16 +173,6 @@ def test_register_status_unregister(client: triton.InferenceServerClient, memory
         client.get_system_shared_memory_status("a")
 
 
-def test_unregister_all(client: triton.InferenceServerClient, memory: Memory) -> None:
-    for name in "abcd":
-        memory.region(name)
-    assert names(client) == ["a", "b", "c", "d"]
-    client.unregister_cuda_shared_memory()
-    assert names(client) == ["a", "b", "c", "d"]
-    client.unregister_system_shared_memory()
-    assert names(client) == []
-
-
 def test_a_region_outlives_its_file(client: triton.InferenceServerClient, memory: Memory) -> None:
     memory.region("in")
     memory.put("in", SIXTEEN)
@@ -212,30 +194,6 @@ def test_memory_that_shrinks_is_a_client_error(client: triton.InferenceServerCli
         assert code == "INVALID_ARGUMENT"
         assert "has become smaller since it was registered" in message
     assert client.is_server_live()
-
-
-def test_a_region_in_use_is_unregistered_after_its_last_use(serve_faulty: Serve, tmp_path: Path) -> None:
-    release = tmp_path / "release"
-    server = serve_faulty("--allow-shared-memory", FAULTY_RELEASE=str(release))
-    with triton.InferenceServerClient(server.address) as client:
-        memory = Memory(client)
-        for name in ("x", "y", "idle"):
-            memory.region(name)
-        memory.put("x", np.full((1, 4), HANG, np.float32))
-        inputs = probe(0)
-        inputs[1].set_shared_memory("x", 16)
-        with Stream(client, headers={"tensorferry-stream-order": "completion"}) as stream:
-            stream.send("probe", inputs, "held", outputs=[wanted("y", 16)])
-            stream.send("other", [], "marker")
-            # The second request was read after this one, which runs until it is released.
-            assert "unknown model" in stream.error().message()
-            client.unregister_system_shared_memory()
-            assert names(client) == ["x", "y"]
-            release.touch()
-            assert stream.result().get_response().id == "held"
-        assert names(client) == []
-        np.testing.assert_array_equal(memory.get("y", np.float32, [1, 4]), np.full((1, 4), 2 * HANG))
-        memory.destroy()
 
 
 @pytest.mark.parametrize("index", [0, 99], ids=["good", "fails in the model"])

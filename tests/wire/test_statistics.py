@@ -20,7 +20,7 @@ MOST = 4
 
 
 # The models of the tests, which are the same: each has its own counters.
-NAMES = ("counted", "streamed", "late", "listed", "unused")
+NAMES = ("counted", "streamed", "listed", "unused")
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +86,6 @@ def test_counters_include_requests_of_a_stream(client: triton.InferenceServerCli
     one = statistics(client, "streamed")
     assert (one.inference_stats.success.count, one.inference_count) == (20, 40)
     adds_up(one)
-
-
-def test_a_deadline_that_could_not_be_met_is_a_failure(client: triton.InferenceServerClient) -> None:
-    with pytest.raises(InferenceServerException):
-        # One microsecond, sent as a parameter.
-        client.infer("late", probe(), timeout=1)
-    one = statistics(client, "late")
-    assert (one.inference_stats.success.count, one.inference_stats.fail.count) == (0, 1)
 
 
 def test_statistics_of_all_models_of_one_and_of_an_unknown_one(client: triton.InferenceServerClient) -> None:

@@ -121,14 +121,6 @@ def test_one_cancels_while_queued(scene: Scene) -> None:
     assert str(VICTIM) not in victim.answers
 
 
-def test_one_unary_call_is_cancelled_at_any_moment(scene: Scene) -> None:
-    scene.others.send(*(request(tag) for tag in NEIGHBOURS))
-    victim = scene.stub.ModelInfer.future(request(VICTIM), timeout=60)
-    assert victim.cancel()
-    scene.fill()
-    scene.check_neighbours()
-
-
 def test_one_cancels_while_running(held_scene: Scene) -> None:
     victim = OpenStream(held_scene.channel)
     victim.send(request(VICTIM))

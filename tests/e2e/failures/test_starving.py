@@ -57,18 +57,3 @@ def test_health_is_answered_whatever_threads_others_take(plain: ServerProcess, r
         live(b"", timeout=WAIT_SECONDS)
         response = stub.ModelInfer(request(2), timeout=WAIT_SECONDS)
         assert output(response).tolist() == answer(2).tolist()
-
-
-def test_a_deadline_ends_them(plain: ServerProcess) -> None:
-    """gRPC clients send deadlines, so a hanging call keeps its thread no longer than its deadline."""
-    with (
-        grpc.insecure_channel(plain.address) as channel,
-        Connection(plain.address, WAIT_SECONDS) as silent,
-    ):
-        calls = [
-            silent.begin(headers_of("ServerMetadata", grpc_timeout="1S")) for _ in range(MAX_HANDLER_THREADS)
-        ]
-        silent.ping()
-        live: Any = channel.unary_unary(f"{PREFIX}ServerLive")
-        live(b"", timeout=WAIT_SECONDS)
-        silent.await_answers(calls)

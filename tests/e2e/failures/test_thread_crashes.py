@@ -88,21 +88,6 @@ def test_health_follows_each_crash_and_recovery(serve_faulty: Serve) -> None:
         assert f"Another takes its place in {seconds:g} s" in line
 
 
-def test_a_request_that_kills_a_worker_and_its_neighbours(serve_faulty: Serve) -> None:
-    """All requests of a batch whose worker crashes are answered by the next batch."""
-    server = serve_faulty(expects_falls=True)
-    with dial(server) as channel, ThreadPoolExecutor(CLIENTS) as clients:
-        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        busy = stub.ModelInfer.future(message(1.0, work=2000), timeout=PATIENCE)
-        marks = [faulty.FALL, *map(float, range(CLIENTS - 1))]
-        ends = list(clients.map(lambda mark: infer(stub, mark), marks))
-        late: Any = busy.exception(PATIENCE)
-        # Whichever arrived first.
-        assert late is None or late.code() is grpc.StatusCode.UNAVAILABLE
-    assert set(ends) <= {"right", "UNAVAILABLE"}
-    assert ends[0] == "right"
-
-
 def test_without_the_polling_thread_the_process_exits(serve_faulty: Serve, tmp_path: Path) -> None:
     """grpcio's own thread cannot be restarted, so the process exits; a call in flight gets UNAVAILABLE
     at once. One of several processes is replaced.

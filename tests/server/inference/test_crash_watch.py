@@ -268,18 +268,12 @@ class TestSuspects:
     ) -> None:
         monkeypatch.setattr(waiting_suspects, "_MOST", 1)
         process.all_serve = False
-        process.submit(fp32(1, 2))
+        call, _ = process.submit(fp32(1, 2))
         error = refusal(process.submit(fp32(1, 2))[1])
         assert isinstance(error, SuspectError)
         assert error.retry_after == 1.0
-
-    def test_one_that_was_cancelled_gives_its_place_to_another(
-        self, process: Process, hashes: Hashes, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(waiting_suspects, "_MOST", 1)
-        process.all_serve = False
-        process.submit(fp32(1, 2))[0].cancel()
-        assert not process.submit(fp32(1, 2))[1].all
+        call.cancel()
+        assert not process.submit(fp32(1, 2))[1].all, "it waits in place of the cancelled one"
 
     @pytest.mark.parametrize("of_call", [True, False])
     def test_one_waits_at_most_until_its_deadline(
@@ -358,20 +352,3 @@ def test_one_that_waits_is_run_when_it_is_suspect_no_more(tmp_path: Path) -> Non
     assert not ran
     assert waiting.check(10.0) is None
     assert ran == [1]
-
-
-def test_a_suspect_that_is_cancelled_while_it_is_submitted_is_cancelled_afterwards() -> None:
-    class Submitted(InferenceCall):
-        cancelled = 0
-
-        def cancel(self) -> None:
-            self.cancelled += 1
-
-    def run() -> InferenceCall:
-        waiting.cancel()
-        return submitted
-
-    submitted, failures = Submitted(), list[Exception]()
-    waiting = waiting_suspects.WaitingCall(run, failures.append, lambda call: None)
-    waiting.start()
-    assert (submitted.cancelled, failures) == (1, [])

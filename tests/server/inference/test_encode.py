@@ -17,7 +17,12 @@ from tensorferry.batcher import BatchInfo, CloseReason, Outcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, decode_contents, decode_raw
 from tensorferry.server.errors import ModelFailedError
-from tensorferry.server.inference.requests.codec import ResponseSpec, decode_request, encode_response
+from tensorferry.server.inference.requests.codec import (
+    RequestedOutput,
+    ResponseSpec,
+    decode_request,
+    encode_response,
+)
 from tensorferry.server.inference.responses.responses import ResponseTemplate, id_field_of
 from tensorferry.server.inference.responses.stream_responses import stream_response
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
@@ -194,7 +199,7 @@ def drawn_outputs(draw: Any) -> tuple[ResponseSpec, list[dict[str, Array]], list
         {name: draw(drawn_arrays(kind, draw(st.integers(0, 3)))) for name, kind in kinds.items()}
         for _ in range(3)
     ]
-    specs = tuple(spec(name, kind, "batch") for name, kind in kinds.items())
+    specs = tuple(RequestedOutput(spec(name, kind, "batch")) for name, kind in kinds.items())
     ids = draw(st.lists(st.text(max_size=200), min_size=3, max_size=3))
     return ResponseSpec(specs, typed=False, explain=False), runs, ids
 
@@ -219,7 +224,9 @@ def test_responses_parse_as_those_of_protobuf(
 
 def test_kept_shapes_are_bounded() -> None:
     template = ResponseTemplate(
-        "model", "1", ResponseSpec((spec("y", "FP32", "batch", "n"),), typed=False, explain=False)
+        "model",
+        "1",
+        ResponseSpec((RequestedOutput(spec("y", "FP32", "batch", "n")),), typed=False, explain=False),
     )
     for columns in range(200):
         outcome = Outcome({"y": np.zeros((1, columns), np.float32)})

@@ -18,7 +18,6 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import (
     InvalidRequestError,
     ModelFailedError,
-    NotFoundError,
     NotReadyError,
     StepFailedError,
 )
@@ -100,25 +99,6 @@ def test_requests_share_a_batch_and_each_gets_its_own_rows(serve: Serve, runner:
         assert reply.request_id == str(tag)
         assert (response_of(reply).id, y(response_of(reply))) == (str(tag), [[2 * tag, 2 + 2 * tag]])
     assert [batch["x"].shape[0] for batch in runner.batches] == [1, 5]
-
-
-@pytest.mark.parametrize(
-    ("data", "kind"),
-    [
-        (b"\xff", InvalidRequestError),
-        (request({}, model="other").SerializeToString(), NotFoundError),
-        (request({}).SerializeToString(), InvalidRequestError),
-    ],
-)
-def test_a_bad_request_is_completed_at_once_with_its_error(
-    serve: Serve, data: bytes, kind: type[Exception]
-) -> None:
-    replies = Replies()
-    call = serve(lambda inputs: inputs).submit(data, math.inf, replies)
-    assert len(replies.all) == 1
-    assert isinstance(error_of(replies), kind)
-    call.cancel()
-    assert len(replies.all) == 1
 
 
 def test_very_many_rows_without_columns_are_refused(serve: Serve) -> None:
@@ -270,28 +250,6 @@ def test_a_function_that_fails_for_lengths_that_differ_is_logged_although_the_re
         == f"model m failed on request 'id' (trace {trace}): step 's' raised ValueError: secret"
     )
     assert vars(line)["exception"] == "Traceback"
-
-
-def test_an_output_with_too_few_rows_is_an_error_and_logged(
-    serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
-    _, replies = submit(serve(lambda inputs: {"y": inputs["x"][:-1]}), fp32(2, 1))
-    message = "output 'y' has shape [1, 1], expected 2 rows on axis 0"
-    assert message in status_of(error_of(replies)).message
-    assert [record.levelname for record in caplog.records if message in record.getMessage()] == ["WARNING"]
-
-
-@pytest.mark.parametrize(
-    "run",
-    [lambda inputs: {"z": inputs["x"]}, lambda inputs: None, lambda inputs: 1 / 0],
-    ids=["another name", "nothing", "raises"],
-)
-def test_a_runner_with_a_bug_is_an_internal_error_without_details(
-    serve: Serve, run: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    _, replies = submit(serve(run), fp32(2, 1))
-    assert status_of(error_of(replies)).message == "internal error; the server's log has the details"
-    assert len(replies.all) == 1
 
 
 def test_a_draining_server_refuses_requests_and_finishes_accepted_ones(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import grpc
 import pytest
 from support.server.scripted_service import success
@@ -151,43 +149,6 @@ def test_calls_that_had_an_answer_are_abandoned_at_the_end() -> None:
     assert not stream.answered(entries[2], answer("b"), 1)
     assert stream.next_send() is None
     assert not stream.may_read
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("seed", range(6))
-def test_every_request_is_answered_once_within_the_limits(seed: int, ordered: bool) -> None:
-    """Requests, replies and sends in any order."""
-    chance = random.Random(seed)
-    stream = state(ordered=ordered, max_in_flight=3, max_bytes=50)
-    open_entries: list[tuple[StreamEntry, str]] = []
-    read = 0
-    sent: list[str] = []
-    completed: list[str] = []
-    sending = False
-    while not stream.ended:
-        step = chance.randrange(4)
-        if step == 0 and stream.may_read:
-            if read == 20:
-                stream.half_close()
-            else:
-                open_entries.append((stream.request_read(chance.randrange(20)), str(read)))
-                read += 1
-        elif step == 1 and open_entries:
-            entry, request_id = open_entries.pop(chance.randrange(len(open_entries)))
-            completed.append(request_id)
-            stream.completed(entry, success(request_id), chance.randrange(20))
-        elif step == 2 and sending:
-            stream.sent()
-            sending = False
-        elif step == 3:
-            content = stream.next_send()
-            assert content is None or not sending
-            if isinstance(content, StreamEntry):
-                assert content.reply is not None
-                sent.append(content.reply.request_id)
-                sending = True
-        assert read - len(sent) + sending <= 3
-    assert sent == ([str(number) for number in range(20)] if ordered else completed)
 
 
 @pytest.mark.parametrize("ordered", [True, False])

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.models import recurrent
-from support.models.small import mlp, node, save, value
+from support.models.small import node, save, value
 from support.processes import models
 from support.processes.server import ServerProcess, running
 from support.server.rig import request
 from support.wire.inputs import tensor
-from support.wire.rig import Stream
 from tritonclient.utils import InferenceServerException
 
 from tensorferry.protos.inference_pb2_grpc import GRPCInferenceServiceStub
@@ -39,9 +38,8 @@ def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
     served: list[str | Path] = [
         recurrent.gru(model_dir / "gru.onnx"),
         recurrent.lstm(model_dir / "lstm.onnx"),
-        mlp(model_dir / "mlp.onnx"),
         _unnamed(model_dir / "unnamed.onnx"),
-        *models.echoes(model_dir, "BYTES", "BF16", "INT32"),
+        *models.echoes(model_dir, "BYTES", "INT32"),
     ]
     with running("--allow-shared-memory", *served, transport=transport) as server:
         yield server
@@ -86,18 +84,6 @@ def test_every_form_of_request(server: ServerProcess, kind: str, array: Any) -> 
             (streamed,) = stub.ModelStreamInfer(iter([message]))
             assert not streamed.error_message
             assert streamed.infer_response.outputs[0] == unary
-
-
-def test_in_a_stream_beside_others(client: triton.InferenceServerClient) -> None:
-    rows = [0, 2, 0, 1, 3, 0]
-    with Stream(client) as stream:
-        for number, count in enumerate(rows):
-            sent = tensor("x", np.full((count, 3), number, np.int32), "INT32")
-            client.async_stream_infer("echo-INT32", [sent], request_id=str(number))
-        for _ in rows:
-            result = stream.result()
-            number = int(result.get_response().id)
-            np.testing.assert_array_equal(result.as_numpy("y"), np.full((rows[number], 3), number, np.int32))
 
 
 def test_requested_outputs_and_classes(client: triton.InferenceServerClient) -> None:

@@ -1,4 +1,4 @@
-"""Configured models on a real server: ModelConfig and shapes with tritonclient, and the queue policies that they promise."""
+"""The queue policies of configured models on a real server."""
 
 from __future__ import annotations
 
@@ -9,82 +9,10 @@ from typing import Any, NamedTuple
 
 import grpc
 import pytest
-import tritonclient.grpc as triton
-from support.models import small
 from support.processes import faulty
 from support.processes.metrics import scrape_until
 from support.processes.probe import OpenStream, answer, output, request
-from support.processes.server import ServerProcess, running
-from support.server.rig import PATIENCE, Array, fp32
-from support.wire.inputs import tensor
-from tritonclient.utils import InferenceServerException
-
-from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
-
-XY = (
-    'input { name: "x" data_type: TYPE_FP32 dims: [ 1, 3 ] reshape { shape: 3 } } '
-    'output { name: "y" data_type: TYPE_FP32 dims: 3 } '
-)
-# Models of y = 2 x.
-CONFIGURED = {
-    "delayed": "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 100 } ",
-    "alone": "max_batch_size: 4 ",
-    "batched": "max_batch_size: 4 dynamic_batching { } ",
-}
-
-
-@pytest.fixture(scope="module")
-def server(transport: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    root = tmp_path_factory.mktemp("configured")
-    for name, text in CONFIGURED.items():
-        (root / name / "1").mkdir(parents=True)
-        small.twice(root / name / "1" / "model.onnx")
-        (root / name / "config.pbtxt").write_text(text + XY)
-    with running("--model-repository", root, "--device", "cpu", transport=transport) as server:
-        yield server
-
-
-def x(array: Array) -> list[triton.InferInput]:
-    return [tensor("x", array, "FP32")]
-
-
-def test_clients_get_the_completed_configuration(client: triton.InferenceServerClient) -> None:
-    def config_of(**options: Any) -> ModelConfig:
-        """Return the client's configuration as our message."""
-        config = client.get_model_config("delayed", **options).config
-        return ModelConfig.FromString(config.SerializeToString())
-
-    expected = parse_config(
-        """
-        name: "delayed" platform: "onnxruntime_onnx" backend: "onnxruntime" default_model_filename: "model.onnx"
-        version_policy { latest { num_versions: 1 } } max_batch_size: 8
-        dynamic_batching { max_queue_delay_microseconds: 100 preferred_batch_size: 8 }
-        instance_group { name: "delayed" kind: KIND_CPU count: 1 }
-        """
-        + XY,
-        "test",
-    )
-    assert config_of() == config_of(model_version="1") == expected
-    as_json = client.get_model_config("delayed", as_json=True)["config"]
-    assert (as_json["max_batch_size"], as_json["input"][0]["dims"]) == (8, ["1", "3"])
-    assert "model_configuration" in client.get_server_metadata().extensions
-
-
-def test_shapes_are_those_of_the_configuration(client: triton.InferenceServerClient) -> None:
-    metadata = client.get_model_metadata("alone")
-    assert [list(tensor.shape) for tensor in (*metadata.inputs, *metadata.outputs)] == [[-1, 1, 3], [-1, 3]]
-    answer = client.infer("alone", x(fp32(4, 1, 3)), client_timeout=PATIENCE).as_numpy("y")
-    assert answer.tolist() == (2 * fp32(4, 3)).tolist()
-    with pytest.raises(InferenceServerException, match=r"Expected \[-1, 1, 3\], got \[4, 3\]"):
-        client.infer("alone", x(fp32(4, 3)), client_timeout=PATIENCE)
-
-
-def test_more_rows_than_max_batch_size_are_split_if_requests_share_batches(
-    client: triton.InferenceServerClient,
-) -> None:
-    answer = client.infer("batched", x(fp32(9, 1, 3)), client_timeout=PATIENCE).as_numpy("y")
-    assert answer.tolist() == (2 * fp32(9, 3)).tolist()
+from support.processes.server import ServerProcess
 
 
 class Held(NamedTuple):
@@ -184,15 +112,6 @@ def test_a_requests_timeout_is_ignored_if_the_policy_does_not_allow_it(hold: Hol
         held.send(tag)
     assert "Exceeds maximum queue size: 9 requests of priority 1 wait" in held.error(10)[1]
     held.assert_answered(*range(1, 10))
-
-
-def test_without_a_policy_the_timeout_is_a_deadline(hold: Hold) -> None:
-    held = hold("")
-    held.send(1, timeout=20_000)
-    code, message = held.error(1)
-    assert code == "DEADLINE_EXCEEDED"
-    assert "queue policy" not in message
-    held.assert_answered()
 
 
 def test_priorities_are_strict(hold: Hold) -> None:

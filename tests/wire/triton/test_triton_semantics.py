@@ -65,31 +65,6 @@ def test_the_parameters_of_a_sequence_mean_nothing_to_a_model_without_sequences(
         np.testing.assert_array_equal(result.as_numpy("y"), np.full((1, 4), 2 * tag))
 
 
-def test_an_unsigned_timeout_is_accepted(stub: Any) -> None:
-    assert stub.ModelInfer(message(timeout=("uint64_param", 60_000_000)), timeout=PATIENCE)
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.ModelInfer(message(timeout=("uint64_param", 1)), timeout=PATIENCE)
-    error: Any = caught.value
-    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert "Request timeout expired" in error.details()
-
-
-@pytest.mark.parametrize("empty_final", [False, True])
-def test_each_response_of_a_stream_is_marked_as_the_last_to_its_request(
-    client: triton.InferenceServerClient, empty_final: bool
-) -> None:
-    """This model gives one response, so no empty final response is sent, wanted or not."""
-    with Stream(client) as stream:
-        for tag in range(3):
-            stream.send("probe", probe(tag), str(tag), enable_empty_final_response=empty_final)
-        for tag in range(3):
-            result = stream.result()
-            response = result.get_response()
-            assert response.id == str(tag)
-            assert response.parameters["triton_final_response"].bool_param
-            np.testing.assert_array_equal(result.as_numpy("y"), np.full((1, 4), 2 * tag))
-
-
 @pytest.mark.parametrize("empty_final", [False, True])
 def test_a_model_that_answers_in_streams_is_decoupled(
     transport: str, tmp_path: Path, empty_final: bool
@@ -146,23 +121,6 @@ def test_an_error_in_a_stream_has_the_id_and_the_model_of_its_request(stub: Any)
     assert TABLE_ERROR in answers[0].error_message
     assert "Request for unknown model: 'other' is not found" in answers[1].error_message
     assert all(answer.infer_response.parameters["triton_final_response"].bool_param for answer in answers)
-
-
-@pytest.mark.parametrize(
-    ("index", "model", "code", "text"),
-    [(99, "probe", "INTERNAL", TABLE_ERROR), (0, "other", "NOT_FOUND", "Request for unknown model: 'other'")],
-    ids=["in the model", "before it"],
-)
-def test_with_triton_grpc_error_an_error_ends_the_stream_with_its_status(
-    client: triton.InferenceServerClient, index: int, model: str, code: str, text: str
-) -> None:
-    with Stream(client, headers={"triton_grpc_error": "true"}) as stream:
-        stream.send("probe", probe(1), "1")
-        stream.send(model, probe(2, index), "2")
-        assert stream.result().get_response().id == "1"
-        error = stream.error()
-        assert error.status() == f"StatusCode.{code}"
-        assert text in error.message()
 
 
 @pytest.mark.parametrize(

@@ -89,14 +89,6 @@ def test_every_datatype(echoes: ServerProcess, name: str) -> None:
     assert name == "BYTES" or got.dtype == dtype
 
 
-def test_outputs_by_name_in_the_requested_order(client: triton.InferenceServerClient) -> None:
-    image = tensor("image", np.zeros((2, 8, 8), np.uint8), "UINT8")
-    wanted = [triton.InferRequestedOutput("probabilities"), triton.InferRequestedOutput("label")]
-    response = client.infer("digits", [image], outputs=wanted, request_id="seven").get_response()
-    assert [output.name for output in response.outputs] == ["probabilities", "label"]
-    assert (response.id, response.model_version) == ("seven", "1")
-
-
 @pytest.mark.parametrize(("asked", "got"), [(1, 1), (2, 2), (0, 2), (9, 2)])
 def test_priority_and_timeout(client: triton.InferenceServerClient, asked: int, got: int) -> None:
     result = client.infer("probe", probe(1), priority=asked, timeout=60_000_000, parameters={"explain": True})
@@ -150,19 +142,6 @@ def test_a_stream_and_a_call_that_are_late_end_and_others_can_be_started(
     with Stream(client) as stream:
         stream.send("probe", probe(4), "")
         assert y(stream.result()) == 8
-
-
-def test_running_and_queued_requests_are_cancelled(holding: Holding) -> None:
-    """A running request and some queued ones are cancelled; a queued request between them is answered."""
-    answers, kept = Answers(), Answers()
-    with triton.InferenceServerClient(holding.server.address) as client:
-        calls = [client.async_infer("probe", held(), answers.put) for _ in range(3)]
-        client.async_infer("probe", probe(5), kept.put)
-        for call in calls:
-            call.cancel()
-        assert all(cancelled(answers) for _ in calls)
-        holding.release.touch()
-        assert y(kept.result()) == 10
 
 
 def test_every_third_of_many_is_cancelled_and_each_ends_once(client: triton.InferenceServerClient) -> None:

@@ -85,19 +85,6 @@ def test_strings(client: triton.InferenceServerClient) -> None:
     assert echoed(client, "echo-BYTES", array).tolist() == [expected]
 
 
-def test_strings_of_a_fixed_width(client: triton.InferenceServerClient) -> None:
-    """numpy drops the zeros at the end of its fixed-width strings before they are sent."""
-    array = np.array([[b"ab", b"a\0b", b""]], "S5")
-    assert echoed(client, "echo-BYTES", array).tolist() == [[b"ab", b"a\0b", b""]]
-
-
-def test_bytes_that_are_no_utf8_are_refused(client: triton.InferenceServerClient) -> None:
-    """ONNX strings are UTF-8."""
-    with pytest.raises(InferenceServerException, match="an element is not UTF-8") as caught:
-        echoed(client, "echo-BYTES", np.array([[b"\xff\xfe"]], object))
-    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
-
-
 def test_large_tensors_and_a_too_large_one(client: triton.InferenceServerClient) -> None:
     array = np.arange(6 * MIB, dtype=np.float32).reshape(1, -1)  # 24 MiB.
     np.testing.assert_array_equal(echoed(client, "echo-FP32", array), array)

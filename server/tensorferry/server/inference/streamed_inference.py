@@ -119,22 +119,17 @@ class _Answer(InferenceReply):
 
     @property
     def addressed(self) -> tuple[str, str]:
-        """See `InferenceReply`."""
         return self._request.addressed
 
     @property
     def output_bytes(self) -> int:
-        """See `InferenceReply`."""
         return sum(len(piece) if isinstance(piece, bytes) else piece.nbytes for piece in self._pieces)
 
     def replace_with_error(self, error: Exception) -> None:
-        """See `InferenceReply`. An answer is made already, so there is none."""
-        raise AssertionError("an answer has no error")
+        raise AssertionError("an answer is made already")
 
     def pieces(self) -> Sequence[Piece]:
-        """See `InferenceReply`."""
         return self._pieces
 
     def sent(self) -> None:
-        """See `InferenceReply`."""
         self._request.answer_sent()

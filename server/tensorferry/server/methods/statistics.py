@@ -27,7 +27,11 @@ class StatisticsMethods:
         self._method: Statistics = self.model_statistics
         if peers is not None:
             self._method = statistics_of_all(peers, self.model_statistics)
-        self._wall_times = _WallTimes()
+        # The wall-clock times of batchers' last batches, with the monotonic times that batchers use. A converted time is kept
+        # until the next batch, so that it stays the same when the system's clock is corrected.
+        self._last_runs: WeakKeyDictionary[Batcher | Pipeline, tuple[float, int]] = WeakKeyDictionary()
+        # Guards _last_runs. Only the clocks are called while it is held.
+        self._lock = threading.Lock()
 
     def methods(self) -> Mapping[str, Callable[[Any], Any]]:
         """Return the method ModelStatistics."""
@@ -55,7 +59,7 @@ class StatisticsMethods:
         return pb.ModelStatistics(
             name=model.name,
             version=model.version,
-            last_inference=self._wall_times.milliseconds(model.batcher, counts.last_run),
+            last_inference=self._milliseconds(model.batcher, counts.last_run),
             inference_count=counts.rows,
             execution_count=counts.batches,
             inference_stats=_request_statistics(counts, model.cache),
@@ -69,6 +73,17 @@ class StatisticsMethods:
                 for rows, times in sorted(counts.batch_times.items())
             ],
         )
+
+    def _milliseconds(self, batcher: Batcher | Pipeline, last_run: float | None) -> int:
+        """Return `last_run`, on the clock of `time.monotonic`, as milliseconds since 1970; 0 for None."""
+        if last_run is None:
+            return 0
+        with self._lock:
+            converted = self._last_runs.get(batcher)
+            if converted is None or converted[0] < last_run:
+                since = time.monotonic() - last_run
+                converted = self._last_runs[batcher] = last_run, int((time.time() - since) * 1e3)
+            return converted[1]
 
 
 def _request_statistics(counts: BatcherStatistics, cache: AnswerCache | None) -> pb.InferStatistics:
@@ -95,27 +110,3 @@ def _request_statistics(counts: BatcherStatistics, cache: AnswerCache | None) ->
 
 def _duration(count: int, seconds: float) -> pb.StatisticDuration:
     return pb.StatisticDuration(count=count, ns=round(seconds * 1e9))
-
-
-class _WallTimes:
-    """The wall-clock times of batchers' last batches. Thread-safe.
-
-    Batchers use monotonic time. A converted time is kept until the next batch, so that it stays the same when the
-    system's clock is corrected.
-    """
-
-    def __init__(self) -> None:
-        # Guards _converted. Only the clocks are called while it is held.
-        self._lock = threading.Lock()
-        self._converted: WeakKeyDictionary[Batcher | Pipeline, tuple[float, int]] = WeakKeyDictionary()
-
-    def milliseconds(self, batcher: Batcher | Pipeline, last_run: float | None) -> int:
-        """Return `last_run`, on the clock of `time.monotonic`, as milliseconds since 1970; 0 for None."""
-        if last_run is None:
-            return 0
-        with self._lock:
-            converted = self._converted.get(batcher)
-            if converted is None or converted[0] < last_run:
-                since = time.monotonic() - last_run
-                converted = self._converted[batcher] = last_run, int((time.time() - since) * 1e3)
-            return converted[1]

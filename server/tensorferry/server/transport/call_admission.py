@@ -69,7 +69,14 @@ class CallAdmission(Generic[CallT]):
         self._access, self._unread, self.calls = shared.access, shared.unread, shared.calls
         self._peer_of = peer_of
         self._certificate_of = certificate_of
-        self._too_many = Refusal(_too_many_calls(self.calls.most))
+        self._too_many = Refusal(
+            Status(
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"{self.calls.most} calls are in progress, which is the most this server takes on; retry in "
+                f"{_CALLS_RETRY_SECONDS} s, or start it with a larger --max-calls",
+                _CALLS_RETRY_SECONDS,
+            )
+        )
         # The last refusal of an overload; most have the same reason, so their status is built once.
         self._overload = self._too_many
 
@@ -142,12 +149,3 @@ class CallAdmission(Generic[CallT]):
     def _counted(self, refusal: Refusal) -> Refusal:
         self._service.count_refused(refusal.status.code)
         return refusal
-
-
-def _too_many_calls(limit: int) -> Status:
-    return Status(
-        StatusCode.RESOURCE_EXHAUSTED,
-        f"{limit} calls are in progress, which is the most this server takes on; retry in {_CALLS_RETRY_SECONDS} s, or start it "
-        "with a larger --max-calls",
-        _CALLS_RETRY_SECONDS,
-    )

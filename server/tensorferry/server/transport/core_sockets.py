@@ -10,8 +10,6 @@ import os
 import socket
 from collections.abc import Sequence
 
-FILES = "/proc/self/fd"
-
 
 class BorrowedSocket(socket.socket):
     """A socket object for a file descriptor that another owner closes."""
@@ -45,9 +43,9 @@ def connections(port: int, max_files: float = math.inf) -> Sequence[BorrowedSock
 
 def _sockets_of(port: int, max_files: float = math.inf) -> list[BorrowedSocket]:
     try:
-        names = os.listdir(FILES)
+        names = os.listdir("/proc/self/fd")
     except OSError:
-        # Listing needs a file descriptor itself, and the process may have none left.
+        # The process may have no file descriptor left, which listing needs; or it may not see its open files.
         return []
     if len(names) > max_files:
         return []

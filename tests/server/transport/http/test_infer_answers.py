@@ -12,7 +12,7 @@ import pytest
 from tensorferry.batcher import Outcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, datatype_of
-from tensorferry.server.inference.requests.codec import ResponseSpec
+from tensorferry.server.inference.requests.codec import RequestedOutput, ResponseSpec
 from tensorferry.server.inference.responses.responses import ResponseTemplate, id_field_of
 from tensorferry.server.signature import TensorSpec
 from tensorferry.server.transport.http.errors import HttpError
@@ -44,7 +44,9 @@ class Model:
             for name, array in outputs.items()
         ]
         self._outcome = Outcome(outputs=outputs)
-        self._template = ResponseTemplate("m", "1", ResponseSpec(tuple(specs), typed=False, explain=False))
+        self._template = ResponseTemplate(
+            "m", "1", ResponseSpec(tuple(map(RequestedOutput, specs)), typed=False, explain=False)
+        )
         self.translator = AnswerTranslator()
 
     def answer(

@@ -101,38 +101,17 @@ class Numbers(list[int]):
         return 1
 
 
+@pytest.mark.parametrize("count", [0, 1, 4])
 def test_the_worker_sends_one_and_the_polling_thread_the_others(
-    response_batcher: ResponseBatcher, sent: Sent
+    response_batcher: ResponseBatcher, sent: Sent, count: int
 ) -> None:
     response_batcher.begin(4)
-    for number in range(4):
+    for number in range(count):
         respond(response_batcher, sent.send, number)
     assert not sent.by
     response_batcher.end()
     # When `end` returns, all are sent.
-    assert sent.by == [(0, HERE), (1, "poller"), (2, "poller"), (3, "poller")]
-
-
-@pytest.mark.parametrize("given", [0, 1])
-def test_the_worker_sends_a_batch_of_at_most_one(
-    response_batcher: ResponseBatcher, sent: Sent, given: int
-) -> None:
-    response_batcher.begin(2)
-    for number in range(given):
-        respond(response_batcher, sent.send, number)
-    response_batcher.end()
-    assert sent.by == [(0, HERE)][:given]
-
-
-def test_the_polling_thread_sends_its_own_at_the_end(response_batcher: ResponseBatcher) -> None:
-    response_batcher.bind_polling_thread()
-    numbers = Numbers()
-    response_batcher.begin(2)
-    for number in (1, 2):
-        respond(response_batcher, numbers.send, number)
-    assert not numbers
-    response_batcher.end()
-    assert numbers == [1, 2]
+    assert sent.by == [(0, HERE), (1, "poller"), (2, "poller"), (3, "poller")][:count]
 
 
 def test_a_batch_within_another_is_sent_with_that_one(response_batcher: ResponseBatcher) -> None:

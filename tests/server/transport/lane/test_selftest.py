@@ -78,12 +78,6 @@ def _public_server(**has: Any) -> Sabotage:
     return sabotage
 
 
-def _no_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no requested call arrive."""
-    monkeypatch.setattr(selftest, "_SECONDS", 0.2)
-    monkeypatch.setattr(cygrpc.Server, "request", lambda self, calls: None)
-
-
 def _wrong_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     send = cygrpc.SendMessageOperation
     monkeypatch.setattr(cygrpc, "SendMessageOperation", lambda data, flags: send(data + b"?", flags))
@@ -130,7 +124,6 @@ def _no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 SABOTAGES: dict[str, tuple[Sabotage, str]] = {
     f"no {NAMES[0]}": (_without(NAMES[0]), f"cannot import name '{NAMES[0]}'"),
     "no _state": (_public_server(), "no attribute '_state'"),
-    "no events": (_no_events, "a call ended with DEADLINE_EXCEEDED"),
     "wrong bytes": (_wrong_bytes, "expected an answer"),
     "status lost": (_status_lost, "expected a status"),
     "batches refused": (_batches_refused, "this takes something else now"),

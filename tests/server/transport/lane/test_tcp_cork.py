@@ -11,8 +11,6 @@ import pytest
 from tensorferry.server.transport.lane import tcp_cork
 from tensorferry.server.transport.lane.tcp_cork import TcpCork
 
-pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_CORK"), reason="TCP_CORK is Linux's")
-
 # One more and a write might fill a packet of its own.
 SMALL = b"answer"
 ENDLESS = 1 << 30

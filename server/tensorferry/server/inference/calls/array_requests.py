@@ -16,6 +16,7 @@ from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.requests.codec import (
     DecodedRequest,
     ResponseSpec,
+    all_outputs,
     check_input_names,
     row_count,
 )
@@ -47,7 +48,7 @@ def request_of_arrays(inputs: Mapping[str, npt.ArrayLike], model: Model, priorit
         nbytes=sum([_nbytes(tensor) for tensor in tensors]),
         timeout=math.inf,
         priority=priority,
-        response_spec=ResponseSpec(signature.outputs, typed=False, explain=False),
+        response_spec=ResponseSpec(all_outputs(signature), typed=False, explain=False),
     )
 
 

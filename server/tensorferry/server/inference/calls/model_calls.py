@@ -27,13 +27,15 @@ from tensorferry.server.inference.pending_inference import (
     traced_completion,
     traced_status,
 )
-from tensorferry.server.inference.requests.request_templates import uncached_template
+from tensorferry.server.inference.requests.request_templates import (
+    outputs_without_run,
+    uncached_template,
+)
 from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.observability.logs.trace_context import TraceContext
 from tensorferry.server.observability.tracing.trace import RequestTrace, Tracer
 from tensorferry.server.python.functions.call import RequestFacts, facts_of_requests
-from tensorferry.server.runtime.axes import empty_outputs
 from tensorferry.server.status import INTERNAL_ERROR, StatusCode, mapped_status
 from tensorferry.serving import InvalidInput, calls_through
 
@@ -173,13 +175,7 @@ class _CallsOfBatch(AbstractContextManager[None]):
         trace: RequestTrace | None = None
         try:
             decoded = request_of_arrays(inputs, model, first.priority)
-            empty: Mapping[str, Any] | None = None
-            if model.batched and not decoded.rows:
-                empty = empty_outputs(
-                    model.name, decoded.signature, decoded.response_spec.outputs, decoded.tensors
-                )
-            else:
-                model.empty_axes.check(model.name, decoded.signature, decoded.tensors)
+            empty = outputs_without_run(model, decoded)
             template = uncached_template(model, decoded)
             finish: Callable[[Any], None] = partial(self._completed, model.name, future)
             trace = self._begin_trace(model, requests, now)

@@ -32,19 +32,23 @@ from tensorferry.server.signature import Signature, TensorSpec
 from tensorferry.server.wire.parameters import SequenceParameters, read_parameters
 
 
+class RequestedOutput(NamedTuple):
+    """An output, with the number of classes asked for, 0 for its values; and its place in shared memory, None for the response."""
+
+    spec: TensorSpec
+    class_count: int = 0
+    span: Span | None = None
+
+
 class ResponseSpec(NamedTuple):
     """Contents of a response, as its request asks for them.
 
-    `typed` asks for typed contents, `explain` for a description of the batch. `class_counts` has for each output
-    the number of classes asked for, 0 for its values; empty if no output is classified. `spans` has for each
-    output its place in shared memory, None for the response; empty if no output has one.
+    `typed` asks for typed contents, `explain` for a description of the batch.
     """
 
-    outputs: tuple[TensorSpec, ...]
+    outputs: tuple[RequestedOutput, ...]
     typed: bool
     explain: bool
-    class_counts: tuple[int, ...] = ()
-    spans: tuple[Span | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +96,7 @@ def decode_request(
     parameters = read_parameters(request)
     inputs = _inputs_by_name(request, model, signature)
     signature = signature.with_given_inputs(inputs)
-    outputs = _requested_outputs(request, model, signature)
-    class_counts, output_spans = _output_destinations(request, outputs, lease)
+    outputs = _requested_outputs(request, model, signature, lease)
     contents = locate_contents(request, model, lease)
     nbytes = message_bytes + sum([span.nbytes for span in contents.spans.values()])
     # Before any contents are decoded, which takes longer than all else for a large request.
@@ -131,8 +134,6 @@ def decode_request(
             # Clients expect raw contents if no input shows a preference: there are none, or all are in shared memory.
             typed=contents.raws is None and len(contents.spans) < len(inputs),
             explain=parameters.explain,
-            class_counts=class_counts,
-            spans=output_spans,
         ),
         sequence=parameters.sequence,
         empty_final=parameters.empty_final,
@@ -193,34 +194,28 @@ def check_input_names(inputs: Collection[str], model: str, signature: Signature)
         )
 
 
+def all_outputs(signature: Signature) -> tuple[RequestedOutput, ...]:
+    """Return the outputs of a request that names none."""
+    return tuple([RequestedOutput(spec) for spec in signature.outputs])
+
+
 def _requested_outputs(
-    request: pb.ModelInferRequest, model: str, signature: Signature
-) -> tuple[TensorSpec, ...]:
+    request: pb.ModelInferRequest, model: str, signature: Signature, lease: RegionLease
+) -> tuple[RequestedOutput, ...]:
     if not request.outputs:
-        return signature.outputs
+        return all_outputs(signature)
     by_name = {spec.name: spec for spec in signature.outputs + signature.on_request}
-    response_spec: dict[str, TensorSpec] = {}
+    requested: dict[str, RequestedOutput] = {}
     for output in request.outputs:
-        if output.name not in by_name:
+        spec = by_name.get(output.name)
+        if spec is None:
             raise InvalidRequestError(
                 f"unexpected inference output {truncate(output.name)!r} for model {model!r}; it gives {list(by_name)}"
             )
-        if output.name in response_spec:
+        if output.name in requested:
             raise InvalidRequestError(
                 f"output {truncate(output.name)!r} already exists in request for model {model!r}"
             )
-        response_spec[output.name] = by_name[output.name]
-    return tuple(response_spec.values())
-
-
-def _output_destinations(
-    request: pb.ModelInferRequest, outputs: tuple[TensorSpec, ...], lease: RegionLease
-) -> tuple[tuple[int, ...], tuple[Span | None, ...]]:
-    """Return the class counts and the places in shared memory of the outputs; () if no output has one."""
-    class_counts: list[int] = []
-    spans: list[Span | None] = []
-    # A request that names no outputs gets all of them, without parameters.
-    for output, spec in zip(request.outputs, outputs, strict=False):
         count, span = class_count(output, spec.datatype), lease.span(output) if output.parameters else None
         if count and span is not None:
             raise InvalidRequestError(
@@ -231,15 +226,14 @@ def _output_destinations(
                 f"output {output.name!r} has its rows on axis {spec.batch_axis}, and classes are given only for rows on axis 0: "
                 "ask for its values"
             )
-        class_counts.append(count)
-        spans.append(span)
-    return tuple(class_counts) if any(class_counts) else (), tuple(spans) if any(spans) else ()
+        requested[output.name] = RequestedOutput(spec, count, span)
+    return tuple(requested.values())
 
 
 def write_outputs(response_spec: ResponseSpec, outcome: Outcome) -> None:
     """Write outputs to their places in shared memory. InvalidRequestError, before any is written, if one does not fit."""
     writes = []
-    for spec, span in zip(response_spec.outputs, response_spec.spans, strict=False):
+    for spec, _, span in response_spec.outputs:
         if span is not None:
             array = outcome.outputs[spec.name]
             if spec.datatype.size:
@@ -269,14 +263,12 @@ def encode_response(
     """
     outputs: Mapping[str, npt.NDArray[Any]] = outcome.outputs
     response = pb.ModelInferResponse(model_name=model, model_version=version)
-    class_counts = response_spec.class_counts or (0,) * len(response_spec.outputs)
-    kinds = [
-        BYTES if count else spec.datatype
-        for spec, count in zip(response_spec.outputs, class_counts, strict=True)
-    ]
-    typed = response_spec.typed and not response_spec.spans and all(kind.contents for kind in kinds)
-    spans = response_spec.spans or (None,) * len(response_spec.outputs)
-    for spec, kind, count, span in zip(response_spec.outputs, kinds, class_counts, spans, strict=True):
+    kinds = [BYTES if count else spec.datatype for spec, count, _ in response_spec.outputs]
+    typed = response_spec.typed and all(
+        kind.contents and output.span is None
+        for kind, output in zip(kinds, response_spec.outputs, strict=True)
+    )
+    for kind, (spec, count, span) in zip(kinds, response_spec.outputs, strict=True):
         array = outputs[spec.name]
         if count:
             array = classifier.classes(spec.name, array, count)

@@ -24,6 +24,7 @@ from tensorferry.server.inference.requests.codec import DecodedRequest, Response
 from tensorferry.server.inference.responses.classification import Classifier
 from tensorferry.server.inference.responses.responses import ResponseTemplate
 from tensorferry.server.models.lifecycle.model import Model
+from tensorferry.server.runtime.axes import empty_outputs
 from tensorferry.server.signature import Signature
 from tensorferry.server.wire.fields import DELIMITED, VARINT, MalformedError, fields, varint
 from tensorferry.server.wire.parameters import SEQUENCE_ID
@@ -177,7 +178,8 @@ class RequestTemplateCache:
     ) -> RequestTemplate:
         """Return the template of a decoded request. Keep it if other requests may match it."""
         spec = decoded.response_spec
-        key = (model.name, model.version, tuple([output.name for output in spec.outputs]), *spec[1:])
+        outputs = tuple([(output.spec.name, output.class_count) for output in spec.outputs])
+        key = (model.name, model.version, outputs, *spec[1:])
         with self._lock:
             full = len(self._by_size) >= _MAX_SIZES or len(self._responses) >= _MAX_SIZES
             if generation > self._generation or (full and generation == self._generation):
@@ -204,6 +206,18 @@ class RequestTemplateCache:
     def _forget_locked(self, generation: int) -> None:
         self._by_size, self._responses = {}, {}
         self._generation = generation
+
+
+def outputs_without_run(model: Model, decoded: DecodedRequest) -> Mapping[str, Any] | None:
+    """Return the outputs of a request without rows, for which no model runs; None if its model runs.
+
+    InvalidRequestError for outputs of unknown shape, and for an axis of length zero that the model does not support.
+    """
+    if not model.batched or decoded.rows:
+        model.empty_axes.check(model.name, decoded.signature, decoded.tensors)
+        return None
+    outputs = [output.spec for output in decoded.response_spec.outputs]
+    return empty_outputs(model.name, decoded.signature, outputs, decoded.tensors)
 
 
 def uncached_template(model: Model, decoded: DecodedRequest, max_bytes: float = math.inf) -> RequestTemplate:
@@ -254,7 +268,7 @@ def _template_of(model: Model, decoded: DecodedRequest, response: ResponseTempla
 def _sequence_of(model: Model, decoded: DecodedRequest) -> SequenceTag | None:
     if not isinstance(model.batcher, StatefulBatcher):
         return None
-    wanted = frozenset(output.name for output in decoded.response_spec.outputs)
+    wanted = frozenset(output.spec.name for output in decoded.response_spec.outputs)
     if decoded.sequence is None:
         return SequenceTag(None, start=True, end=True, wanted=wanted)
     number, start, end = decoded.sequence

@@ -19,13 +19,13 @@ from tensorferry.server.inference.requests.codec import ResponseSpec, decode_req
 from tensorferry.server.inference.requests.request_templates import (
     Match,
     RequestTemplateCache,
+    outputs_without_run,
     uncached_template,
 )
 from tensorferry.server.inference.responses.responses import check_response_size, id_field_of
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
-from tensorferry.server.runtime.axes import empty_outputs
 from tensorferry.server.wire import structure
 from tensorferry.server.wire.parameters import read_parameters
 from tensorferry.server.wire.receiving import parse
@@ -108,12 +108,7 @@ class UnmatchedRequest:
         )
         self._response_spec = decoded.response_spec
         check_response_size(decoded, model.batched, self._limits.message_bytes)
-        if model.batched and not decoded.rows:
-            self.empty_outputs = empty_outputs(
-                model.name, decoded.signature, decoded.response_spec.outputs, decoded.tensors
-            )
-        else:
-            model.empty_axes.check(model.name, decoded.signature, decoded.tensors)
+        self.empty_outputs = outputs_without_run(model, decoded)
         if self._lease or self.empty_outputs is not None or templates is None:
             template = uncached_template(model, decoded, self._limits.message_bytes)
         else:

@@ -54,15 +54,16 @@ class ResponseTemplate:
         self._version = version
         self._response_spec = response_spec
         self._classifier = classifier
-        self._names = tuple([spec.name for spec in response_spec.outputs])
+        self._names = tuple([output.spec.name for output in response_spec.outputs])
         # The name of the only output, the usual case.
         self._only_name = self._names[0] if len(self._names) == 1 else None
-        strings = any(spec.datatype.size == 0 for spec in response_spec.outputs)
         self._through_protobuf = (
             response_spec.typed
             or response_spec.explain
-            or strings
-            or bool(response_spec.class_counts or response_spec.spans)
+            or any(
+                count or span is not None or not spec.datatype.size
+                for spec, count, span in response_spec.outputs
+            )
         )
         self._head = pb.ModelInferResponse(model_name=model, model_version=version).SerializeToString()
         # Bytes of a response beside its id and its outputs' content.
@@ -111,7 +112,7 @@ class ResponseTemplate:
         self, shapes: tuple[tuple[int, ...], ...], arrays: Sequence[np.ndarray[Any, Any]]
     ) -> tuple[bytes, ...]:
         described = pb.ModelInferResponse()
-        for spec, shape in zip(self._response_spec.outputs, shapes, strict=True):
+        for (spec, *_), shape in zip(self._response_spec.outputs, shapes, strict=True):
             described.outputs.add(name=spec.name, datatype=spec.datatype.name, shape=shape)
         starts = [bytes([_RAW_TAG]) + encode_varint(array.nbytes) for array in arrays]
         constant = (described.SerializeToString() + starts[0], *starts[1:]) if starts else ()
@@ -134,14 +135,16 @@ def check_response_size(decoded: DecodedRequest, batched: bool, max_bytes: float
         # The size of typed contents depends on the values.
         return
     named = decoded.signature.named_lengths(tensor.shape for tensor in decoded.tensors)
-    total = 0
-    for index, output in enumerate(spec.outputs):
-        in_shared_memory = spec.spans and spec.spans[index]
-        classified = spec.class_counts and spec.class_counts[index]
-        if not in_shared_memory and not classified:
-            total += _min_bytes(output, decoded.rows if batched else None, named)
+    rows = decoded.rows if batched else None
+    total = sum(
+        [
+            _min_bytes(output.spec, rows, named)
+            for output in spec.outputs
+            if not output.class_count and output.span is None
+        ]
+    )
     if total > max_bytes:
-        names = ", ".join(output.name for output in spec.outputs)
+        names = ", ".join(output.spec.name for output in spec.outputs)
         raise InvalidRequestError(
             f"the response would have {total} bytes (outputs {names}), and this server sends at most {max_bytes:.0f} in a "
             f"message: {_HINT}"

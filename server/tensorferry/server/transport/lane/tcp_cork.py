@@ -9,15 +9,12 @@ reset at once and the kernel holds nothing back for more than 0.2 s.
 from __future__ import annotations
 
 import math
-import os
 import socket
 import time
 from collections.abc import Sequence
 
 from tensorferry.server.transport import core_sockets
 from tensorferry.server.transport.core_sockets import BorrowedSocket
-
-_CORK: int | None = getattr(socket, "TCP_CORK", None)
 
 # With more open files the search takes too long on the polling thread. It would also gain little, because each
 # connection then gets few responses of a batch.
@@ -28,7 +25,7 @@ _RESCAN_SECONDS = 1.0
 class TcpCork:
     """TCP_CORK on a port's connections while the responses of a batch are written. For one thread.
 
-    Does nothing before `serve`, where TCP has no such option, and for fewer than two responses per connection.
+    Does nothing before `serve`, and for fewer than two responses per connection.
     """
 
     def __init__(self) -> None:
@@ -40,9 +37,8 @@ class TcpCork:
 
     def serve(self, port: int) -> None:
         """Apply to the connections of this port from now on."""
-        if _CORK is not None and os.path.isdir(core_sockets.FILES):
-            self._port = port
-            self._rescan_at = -math.inf
+        self._port = port
+        self._rescan_at = -math.inf
 
     def begin(self, count: int) -> None:
         """Cork the connections, because about `count` responses follow."""
