@@ -57,16 +57,6 @@ async def test_wrong_log_settings_are_refused(server: ServerProcess) -> None:
             assert (await client.get_log_settings(as_json=True))["settings"] == AT_FIRST
 
 
-def test_changes_are_refused_unless_allowed(plain: ServerProcess) -> None:
-    with triton.InferenceServerClient(plain.address) as client:
-        for change in ({"log_error": False}, {"log_file": "other"}, {"nonsense": True}):
-            with pytest.raises(InferenceServerException, match="--allow-log-settings") as caught:
-                client.update_log_settings(change)
-            assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
-        assert client.get_log_settings(as_json=True)["settings"] == AT_FIRST
-        assert "logging" in client.get_server_metadata().extensions
-
-
 def test_settings_have_effect(server: ServerProcess) -> None:
     """It is the last test of the server, which it stops."""
     with triton.InferenceServerClient(server.address) as client:

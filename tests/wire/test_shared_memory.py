@@ -164,13 +164,9 @@ def test_register_status_unregister(client: triton.InferenceServerClient, memory
     memory.register("a", 64, offset=PAGE)
     status = client.get_system_shared_memory_status("a").regions["a"]
     assert (status.name, status.key, status.offset, status.byte_size) == ("a", memory.key("a"), PAGE, 64)
-    with pytest.raises(InferenceServerException, match="shared memory region 'a' already in manager"):
-        memory.register("a")
     assert names(client) == ["a"]
     client.unregister_system_shared_memory("a")
     assert names(client) == []
-    with pytest.raises(InferenceServerException, match="Unable to find system shared memory region: 'a'"):
-        client.get_system_shared_memory_status("a")
 
 
 def test_a_region_outlives_its_file(client: triton.InferenceServerClient, memory: Memory) -> None:

@@ -125,14 +125,11 @@ def test_elements_that_are_no_strings_are_an_error_of_the_model(element: Any, ty
         response("s", typed=typed, arrays={"s": np.array([element, ""], object)})
 
 
-def test_a_typed_request_is_answered_raw_if_an_output_has_no_typed_form() -> None:
+def test_a_typed_request_is_answered_raw_if_a_requested_output_has_no_typed_form() -> None:
     answer = response("yh", typed=True)
     assert len(answer.raw_output_contents) == 2
     assert not any(tensor.HasField("contents") for tensor in answer.outputs)
     assert arrays_of(answer) == {name: EXPECTED[name] for name in "yh"}
-
-
-def test_only_requested_outputs_decide_whether_the_answer_is_typed() -> None:
     assert not response("yh", typed=True, requested="y").raw_output_contents
     assert response("yh", typed=True, requested="h").raw_output_contents
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from typing import Any
 
@@ -12,7 +12,9 @@ import grpc
 import numpy as np
 import pytest
 from fuzz.attackers.raw import Connection, framed, headers_of
+from google.protobuf.message import DecodeError
 from support.server.rig import PATIENCE, Make, request
+from support.server.scripted_service import ServedTransport, opened
 from support.server.tokens import METHODS
 
 from tensorferry.batcher import Cancelled
@@ -20,7 +22,6 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.inference import service
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
-from tensorferry.server.inference.requests.unpacking import Unpacker
 from tensorferry.server.wire.receiving import decompress
 
 
@@ -97,20 +98,26 @@ class Held(Executor):
         return Future()
 
 
-def unpacked(
-    executor: Held, served: Callable[..., InferenceCall]
-) -> tuple[InferenceCall, list[InferenceReply]]:
+@pytest.fixture
+def executor() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def lane(executor: Held) -> Iterator[ServedTransport]:
+    yield from opened("lane", unpackers=executor)
+
+
+def submitted(served: ServedTransport) -> tuple[InferenceCall, list[InferenceReply]]:
     replies: list[InferenceReply] = []
-    return Unpacker(served, executor).submit(b"", 0.0, replies.append, (), ANONYMOUS), replies
+    assert served.lane is not None
+    return served.lane.submit(gzip.compress(b""), 0.0, replies.append, (), ANONYMOUS), replies
 
 
-def fail(*arguments: Any, **options: Any) -> InferenceCall:
-    raise ZeroDivisionError
-
-
-def test_a_request_cancelled_before_is_not_served_and_answered_once() -> None:
-    executor = Held()
-    call, replies = unpacked(executor, fail)
+def test_a_request_cancelled_before_is_not_served_and_answered_once(
+    executor: Held, lane: ServedTransport
+) -> None:
+    call, replies = submitted(lane)
     call.cancel()
     call.abandon()
     assert not replies
@@ -118,17 +125,21 @@ def test_a_request_cancelled_before_is_not_served_and_answered_once() -> None:
     (reply,) = replies
     with pytest.raises(Cancelled):
         reply.message()
+    assert not lane.service.received
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_an_unexpected_error_is_answered_and_logged(caplog: pytest.LogCaptureFixture, closed: bool) -> None:
+def test_an_unexpected_error_is_answered_and_logged(
+    executor: Held, lane: ServedTransport, caplog: pytest.LogCaptureFixture, closed: bool
+) -> None:
     """Also if there are no threads any more, so that the request is served at once."""
-    executor = Held()
     executor.closed = closed
-    _, replies = unpacked(executor, fail)
-    for work in executor.work:
-        work()
+    # The scripted service does not decompress.
+    _, replies = submitted(lane)
+    while executor.work:
+        executor.work.pop()()
     (reply,) = replies
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(DecodeError):
         reply.message()
     assert "could not be served" in caplog.text
+    caplog.clear()  # its frames hold the lane

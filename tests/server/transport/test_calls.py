@@ -96,15 +96,6 @@ def test_only_the_first_of_two_messages_is_served(served: ServedTransport) -> No
     assert served.service.received == ["1"]
 
 
-def test_a_response_that_is_too_large_is_a_status(serve: Serve) -> None:
-    served = serve(options=LIMITS)
-    served.service.answer_at_once = large
-    error = error_of(served.infer("large"))
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert f"vs. {MOST_BYTES}" in error.details()
-    assert served.infer("1").result(PATIENCE).id == "1"
-
-
 @pytest.mark.parametrize("which", [TOO_LARGE, "large"], ids=["request", "response"])
 def test_a_message_above_the_limit_ends_its_stream_and_no_other(serve: Serve, which: str) -> None:
     served = serve(options=LIMITS)

@@ -7,7 +7,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -272,6 +272,7 @@ def opened(
     dial: Callable[[str], grpc.Channel] = grpc.insecure_channel,
     stopped_by_test: bool = False,
     access: AccessControl | None = None,
+    unpackers: Executor | None = None,
 ) -> Iterator[ServedTransport]:
     """Yield a served transport; afterwards fail if a thread or an object of the lane is left.
 
@@ -291,7 +292,7 @@ def opened(
     threads = ThreadPoolExecutor(32, thread_name_prefix="handler")
     server = grpc.server(threads, options=[("grpc.so_reuseport", 0), *options])
     server.add_generic_rpc_handlers((servicer.handler(),))
-    lane = Lane(server, service, shared, **limits) if by_lane else None
+    lane = Lane(server, service, shared, unpackers=unpackers, **limits) if by_lane else None
     address = listen(server)
     server.start()
     if lane is not None:

@@ -13,7 +13,7 @@ from tensorferry.batcher import BatchInfo, ModelRowsError, Outcome, Request
 from tensorferry.server.errors import ModelFailedError, StepFailedError
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply, Piece
-from tensorferry.server.inference.requests.codec import ResponseSpec, write_outputs
+from tensorferry.server.inference.requests.codec import write_outputs
 from tensorferry.server.inference.requests.request_templates import Match
 from tensorferry.server.inference.shared_memory.regions import RegionLease
 from tensorferry.server.models.lifecycle.model import Model
@@ -214,18 +214,17 @@ class SharedMemoryInference(PendingInference):
     Its outputs are written and its regions released before the completion is called.
     """
 
-    __slots__ = ("_lease", "_response_spec")
+    __slots__ = ("_lease",)
 
-    def __init__(self, lease: RegionLease, response_spec: ResponseSpec, *request: *PendingArguments) -> None:
+    def __init__(self, lease: RegionLease, *request: *PendingArguments) -> None:
         super().__init__(*request)
         self._lease = lease
-        self._response_spec = response_spec
 
     def _for_client(self, outcome: Outcome) -> Outcome:
         outcome = super()._for_client(outcome)
         if outcome.error is None:
             try:
-                write_outputs(self._response_spec, outcome)
+                write_outputs(self._template.response.spec, outcome)
             except Exception as error:
                 outcome = outcome._replace(outputs=None, error=error)
         self._lease.release()

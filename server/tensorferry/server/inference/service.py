@@ -235,7 +235,7 @@ class InferenceService:
                 if template.model.streams:
                     if answers is None:
                         raise unary_call_error(template.model.name)
-                    if unmatched is not None and unmatched.uses_shared_memory:
+                    if unmatched is not None and unmatched.lease:
                         raise shared_memory_error(template.model.name)
                     pending = StreamedInference(
                         answers, match, latest, caller.name, metadata, finish, trace, origin, stream
@@ -263,7 +263,7 @@ class InferenceService:
                 if watched is not None:
                     watched.end()
                 if unmatched is not None:
-                    unmatched.release()
+                    unmatched.lease.release()
                 if isinstance(error, BatcherClosed) and generation != self._registry.generation:
                     # The model was replaced or unloaded since the look-up; another version may serve now.
                     continue

@@ -6,7 +6,6 @@ complete requests, and a drain. A run that lost a wake-up ends when no thread ca
 
 from __future__ import annotations
 
-import gc
 import gzip
 import random
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import grpc
 import pytest
 from support.batcher.interleave import ControlledThread, Interleaver
 from support.server.scripted_core import Core, WireCall
-from support.server.scripted_service import calls_of, failure, shared_state, success
+from support.server.scripted_service import failure, shared_state, success
 
 from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
@@ -349,12 +348,3 @@ def test_every_call_ends_once_and_nothing_is_left_open(hundred: int, monkeypatch
         except AssertionError as error:
             error.add_note(f"seed {seed}")
             raise
-
-
-def test_no_call_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(1, monkeypatch)
-    world.run()
-    lane = world.lane
-    del world
-    gc.collect()
-    assert not calls_of(lane)

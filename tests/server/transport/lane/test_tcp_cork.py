@@ -81,13 +81,6 @@ def test_fewer_than_two_responses_per_connection_are_sent_at_once(served: Served
     held.end()
 
 
-def test_nothing_is_corked_before_serve(served: Served) -> None:
-    held = TcpCork()
-    held.begin(ENDLESS)
-    assert not any(map(holds, served.servers))
-    held.end()
-
-
 def test_a_flush_sends_what_was_collected_and_collects_on(served: Served, held: TcpCork) -> None:
     held.begin(4)
     for _ in range(2):

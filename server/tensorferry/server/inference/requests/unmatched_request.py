@@ -15,7 +15,7 @@ from tensorferry.server.inference.pending_inference import (
     PendingInference,
     SharedMemoryInference,
 )
-from tensorferry.server.inference.requests.codec import ResponseSpec, decode_request
+from tensorferry.server.inference.requests.codec import decode_request
 from tensorferry.server.inference.requests.request_templates import (
     Match,
     RequestTemplateCache,
@@ -35,7 +35,8 @@ class UnmatchedRequest:
     """One request, read in the order `parse`, `model`, `match`, `pending`. Each of them may raise. `accepted` is last.
 
     `request_id` and `addressed` (name and version of the model) hold what is known so far, for the error reply.
-    `empty_outputs` are the outputs of a request without rows, for which no model runs. Not thread-safe.
+    `empty_outputs` are the outputs of a request without rows, for which no model runs. `lease` has the shared memory of its
+    tensors, and is to be released if no batcher accepts the request. Not thread-safe.
     """
 
     def __init__(self, data: bytes, regions: Regions, limits: RequestLimits) -> None:
@@ -44,16 +45,10 @@ class UnmatchedRequest:
         self.empty_outputs: Mapping[str, Any] | None = None
         self._data = data
         self._limits = limits
-        self._lease = RegionLease(regions)
+        self.lease = RegionLease(regions)
         self._message: pb.ModelInferRequest
-        self._response_spec: ResponseSpec
         # What the request begins again with the model that serves, although an older one may have it.
         self._begun_again: list[tuple[StatefulBatcher, SequenceTag]] = []
-
-    @property
-    def uses_shared_memory(self) -> bool:
-        """Whether tensors are in shared memory."""
-        return bool(self._lease)
 
     def parse(self) -> None:
         """Check the message against the bounds and parse it."""
@@ -101,15 +96,14 @@ class UnmatchedRequest:
             model.name,
             model.signature,
             model.batched,
-            self._lease,
+            self.lease,
             self._limits,
             message_bytes=len(self._data),
             queue_rows=model.batcher.settings.max_queue_size,
         )
-        self._response_spec = decoded.response_spec
         check_response_size(decoded, model.batched, self._limits.message_bytes)
         self.empty_outputs = outputs_without_run(model, decoded)
-        if self._lease or self.empty_outputs is not None or templates is None:
+        if self.lease or self.empty_outputs is not None or templates is None:
             template = uncached_template(model, decoded, self._limits.message_bytes)
         else:
             template = templates.add(self._data, self._message, model, decoded, generation)
@@ -117,10 +111,6 @@ class UnmatchedRequest:
 
     def pending(self, *request: *PendingArguments) -> PendingInference:
         """Return the request for the batcher. It releases the shared memory when it has an outcome."""
-        if self._lease:
-            return SharedMemoryInference(self._lease, self._response_spec, *request)
+        if self.lease:
+            return SharedMemoryInference(self.lease, *request)
         return PendingInference(*request)
-
-    def release(self) -> None:
-        """Release the shared memory of a request that no batcher accepted. Idempotent."""
-        self._lease.release()

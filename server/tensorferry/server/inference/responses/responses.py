@@ -52,7 +52,7 @@ class ResponseTemplate:
         self._max_bytes = max_bytes
         self._model = model
         self._version = version
-        self._response_spec = response_spec
+        self.spec = response_spec
         self._classifier = classifier
         self._names = tuple([output.spec.name for output in response_spec.outputs])
         # The name of the only output, the usual case.
@@ -76,9 +76,7 @@ class ResponseTemplate:
     def pieces(self, id_field: bytes, outcome: Outcome) -> Sequence[Piece]:
         """Return the serialised response in pieces. `id_field` is the serialised id, b"" for none."""
         if self._through_protobuf:
-            message = encode_response(
-                self._model, self._version, self._response_spec, outcome, self._classifier
-            )
+            message = encode_response(self._model, self._version, self.spec, outcome, self._classifier)
             if (size := message.ByteSize() + len(id_field) + _AROUND) > self._max_bytes:
                 raise _too_large(size, self._max_bytes)
             # Protobuf fields may come in any order.
@@ -112,7 +110,7 @@ class ResponseTemplate:
         self, shapes: tuple[tuple[int, ...], ...], arrays: Sequence[np.ndarray[Any, Any]]
     ) -> tuple[bytes, ...]:
         described = pb.ModelInferResponse()
-        for (spec, *_), shape in zip(self._response_spec.outputs, shapes, strict=True):
+        for (spec, *_), shape in zip(self.spec.outputs, shapes, strict=True):
             described.outputs.add(name=spec.name, datatype=spec.datatype.name, shape=shape)
         starts = [bytes([_RAW_TAG]) + encode_varint(array.nbytes) for array in arrays]
         constant = (described.SerializeToString() + starts[0], *starts[1:]) if starts else ()

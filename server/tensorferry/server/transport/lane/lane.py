@@ -22,7 +22,7 @@ from typing import Any
 
 import grpc
 
-from tensorferry.batcher import QueueFull
+from tensorferry.batcher import Cancelled, QueueFull
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.identity import ClientIdentity, Metadata
 from tensorferry.server.inference.reply import (
@@ -30,9 +30,10 @@ from tensorferry.server.inference.reply import (
     InferenceCall,
     InferenceReply,
     InlineRunner,
+    LaterCall,
     TakeAnswer,
+    error_reply,
 )
-from tensorferry.server.inference.requests.unpacking import Unpacker
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.status import Status
 from tensorferry.server.transport.call_admission import CallAdmission, Refusal, deadline_after
@@ -85,7 +86,7 @@ class Lane:
         unpackers: Executor | None = None,
     ) -> None:
         self._service = service
-        self._unpacker = None if unpackers is None else Unpacker(service.submit, unpackers)
+        self._unpackers = unpackers
         self.unread = shared.unread
         self.admission: CallAdmission[Any] = CallAdmission(
             service, shared, peer_of=cygrpc.peer_of, certificate_of=cygrpc.certificate_of
@@ -157,24 +158,49 @@ class Lane:
     ) -> InferenceCall:
         """See `InferenceService.submit`. Short batches run on the polling thread when no event is left.
 
-        `submitted` is called once the service has the request. For a compressed one this is later, on another thread.
+        `submitted` is called once the service has the request. For a compressed one this is later, on another thread, which
+        does not unpack it if it is withdrawn before.
         """
-        if self._unpacker is not None and is_compressed(data):
-            return self._unpacker.submit(
-                data, deadline, complete, metadata, caller, stream, answers, submitted
+        if self._unpackers is None or not is_compressed(data):
+            call = self._service.submit(
+                data,
+                deadline,
+                complete,
+                metadata,
+                caller,
+                stream=stream,
+                answers=answers,
+                run_soon=self._run_soon,
             )
-        call = self._service.submit(
-            data,
-            deadline,
-            complete,
-            metadata,
-            caller,
-            stream=stream,
-            answers=answers,
-            run_soon=self._run_soon,
-        )
-        submitted()
-        return call
+            submitted()
+            return call
+        pending = LaterCall()
+
+        def unpack() -> None:
+            try:
+                if pending.withdrawn:
+                    left = Cancelled("the caller left before its message was unpacked")
+                    complete(error_reply("", left, ("", ""), metadata))
+                    return
+                call = self._service.submit(
+                    data, deadline, complete, metadata, caller, stream=stream, answers=answers
+                )
+                pending.submitted(call)
+            except Exception as error:
+                _log.exception(
+                    "a compressed request could not be served; this is a bug in tensorferry.server"
+                )
+                complete(error_reply("", error, ("", ""), metadata))
+            finally:
+                submitted()
+
+        try:
+            # Decompressing and checking take up to 30 ms, which would delay every other call.
+            self._unpackers.submit(unpack)
+        except RuntimeError:
+            # The threads are shut down.
+            unpack()
+        return pending
 
     def _run_soon(self, batcher: InlineRunner) -> None:
         """Run the batcher's next batch once the waiting events are handled."""
