@@ -23,6 +23,7 @@ from tensorferry.server.inference.requests.codec import (
 from tensorferry.server.inference.requests.input_contents import check_shape, rows_first
 from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.signature import TensorSpec
+from tensorferry.server.wire.parameters import RequestParameters
 
 Array = npt.NDArray[Any]
 
@@ -46,8 +47,7 @@ def request_of_arrays(inputs: Mapping[str, npt.ArrayLike], model: Model, priorit
         key=tuple([tensor.shape[1:] for tensor in tensors]),
         shared=signature.shared_inputs(batched=model.batched),
         nbytes=sum([_nbytes(tensor) for tensor in tensors]),
-        timeout=math.inf,
-        priority=priority,
+        parameters=RequestParameters(math.inf, priority, explain=False),
         response_spec=ResponseSpec(all_outputs(signature), typed=False, explain=False),
     )
 

@@ -6,7 +6,7 @@ Error messages keep Triton's wording, because clients recognise errors by it.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ from tensorferry.server.inference.requests.input_contents import (
 from tensorferry.server.inference.responses.classification import BYTES, NO_LABELS, Classifier, class_count
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Span
 from tensorferry.server.signature import Signature, TensorSpec
-from tensorferry.server.wire.parameters import SequenceParameters, read_parameters
+from tensorferry.server.wire.parameters import RequestParameters, read_parameters
 
 
 class RequestedOutput(NamedTuple):
@@ -57,8 +57,6 @@ class DecodedRequest:
 
     `signature` is the model's plus the optional inputs given. `rows` is the size of axis 0, 1 for a model that is not
     batched. Requests with an equal `key` may share a batch. `shared` has the positions of the tensors without rows.
-    `timeout` is in seconds, inf for none; `priority` is a class, 0 for none. `sequence` is that of the request, if any.
-    `custom` are parameters that only the model may know.
     """
 
     signature: Signature
@@ -67,12 +65,8 @@ class DecodedRequest:
     key: Hashable
     shared: frozenset[int]
     nbytes: int
-    timeout: float
-    priority: int
+    parameters: RequestParameters
     response_spec: ResponseSpec
-    sequence: SequenceParameters | None = None
-    empty_final: bool = False
-    custom: Mapping[str, Any] = field(default_factory=dict)
 
 
 def decode_request(
@@ -127,17 +121,13 @@ def decode_request(
         key=tuple(tensor.shape[1:] for tensor in tensors),
         shared=signature.shared_inputs(batched=batched),
         nbytes=nbytes,
-        timeout=parameters.timeout,
-        priority=parameters.priority,
+        parameters=parameters,
         response_spec=ResponseSpec(
             outputs,
             # Clients expect raw contents if no input shows a preference: there are none, or all are in shared memory.
             typed=contents.raws is None and len(contents.spans) < len(inputs),
             explain=parameters.explain,
         ),
-        sequence=parameters.sequence,
-        empty_final=parameters.empty_final,
-        custom=parameters.custom,
     )
 
 

@@ -231,14 +231,14 @@ def _response_template(model: Model, response_spec: ResponseSpec, max_bytes: flo
 
 
 def _template_of(model: Model, decoded: DecodedRequest, response: ResponseTemplate) -> RequestTemplate:
-    names = tuple([spec.name for spec in decoded.signature.inputs])
+    names, parameters = tuple([spec.name for spec in decoded.signature.inputs]), decoded.parameters
     padding = None
     if model.padding is not None:
         padding = model.padding.plan(names, [(tensor.dtype, tensor.shape) for tensor in decoded.tensors])
-    timeout, max_queue_time = min(decoded.timeout, model.slo), math.inf
+    timeout, max_queue_time = min(parameters.timeout, model.slo), math.inf
     if model.batcher.policies:
         # With a queue policy the request's timeout bounds its time in the queue, or means nothing.
-        timeout, max_queue_time = model.slo, decoded.timeout
+        timeout, max_queue_time = model.slo, parameters.timeout
     return RequestTemplate(
         model,
         names,
@@ -249,7 +249,7 @@ def _template_of(model: Model, decoded: DecodedRequest, response: ResponseTempla
         nbytes=decoded.nbytes if padding is None else decoded.nbytes + padding.added_bytes,
         key=_batch_key(decoded.key if padding is None else padding.shapes, model, decoded),
         # As in Triton, an unknown class means the default.
-        priority=decoded.priority if decoded.priority <= model.batcher.priorities else 0,
+        priority=parameters.priority if parameters.priority <= model.batcher.priorities else 0,
         timeout=timeout,
         max_queue_time=max_queue_time,
         padding=padding,
@@ -260,8 +260,8 @@ def _template_of(model: Model, decoded: DecodedRequest, response: ResponseTempla
         },
         response=response,
         sequence=_sequence_of(model, decoded),
-        empty_final=decoded.empty_final,
-        custom=decoded.custom,
+        empty_final=parameters.empty_final,
+        custom=parameters.custom,
     )
 
 
@@ -269,9 +269,9 @@ def _sequence_of(model: Model, decoded: DecodedRequest) -> SequenceTag | None:
     if not isinstance(model.batcher, StatefulBatcher):
         return None
     wanted = frozenset(output.spec.name for output in decoded.response_spec.outputs)
-    if decoded.sequence is None:
+    if decoded.parameters.sequence is None:
         return SequenceTag(None, start=True, end=True, wanted=wanted)
-    number, start, end = decoded.sequence
+    number, start, end = decoded.parameters.sequence
     return SequenceTag(number, start=start, end=end, wanted=wanted)
 
 
