@@ -124,13 +124,6 @@ def test_inputs_of_both_kinds(
     np.testing.assert_array_equal(client.infer("probe", inputs).as_numpy("y"), np.full((1, 4), 45))
 
 
-def test_several_tensors_in_one_region(client: triton.InferenceServerClient, memory: Memory) -> None:
-    memory.region("all", 256)
-    memory.put("all", SIXTEEN, offset=64)
-    client.infer("echo-INT32", [given("all", [1, 16], 64, 64)], outputs=[wanted("all", 64, offset=192)])
-    np.testing.assert_array_equal(memory.get("all", np.int32, [1, 16], offset=192), SIXTEEN)
-
-
 def test_strings(client: triton.InferenceServerClient, memory: Memory) -> None:
     texts = np.array([["", "plain", "zwölf"]], dtype=object)
     serialised = serialize_byte_tensor(texts)

@@ -11,7 +11,6 @@ import pytest
 import tritonclient.grpc as triton
 from support.processes.server import ServerProcess, running
 from support.wire.inputs import probe
-from support.wire.rig import Stream
 from tritonclient.utils import InferenceServerException
 
 from tensorferry.protos import inference_pb2 as pb
@@ -20,7 +19,7 @@ MOST = 4
 
 
 # The models of the tests, which are the same: each has its own counters.
-NAMES = ("counted", "streamed", "listed", "unused")
+NAMES = ("counted", "listed", "unused")
 
 
 @pytest.fixture(scope="module")
@@ -74,18 +73,6 @@ def test_counters_include_each_answer_once_it_arrives(client: triton.InferenceSe
     assert {batch.batch_size for batch in one.batch_stats} == {1, 2, 3, 4}
     assert statistics(client, "unused").inference_stats.success.count == 0
     assert statistics(client, "counted") == one, "asking changes nothing"
-
-
-def test_counters_include_requests_of_a_stream(client: triton.InferenceServerClient) -> None:
-    with Stream(client) as stream:
-        for number in range(20):
-            stream.send("streamed", probe(rows=2), str(number))
-        for count in range(1, 21):
-            stream.result()
-            assert statistics(client, "streamed").inference_stats.success.count >= count
-    one = statistics(client, "streamed")
-    assert (one.inference_stats.success.count, one.inference_count) == (20, 40)
-    adds_up(one)
 
 
 def test_statistics_of_all_models_of_one_and_of_an_unknown_one(client: triton.InferenceServerClient) -> None:

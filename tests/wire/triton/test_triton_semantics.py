@@ -48,12 +48,6 @@ def message(request_id: str = "", **parameters: Any) -> Any:
     return request
 
 
-def test_custom_parameters_are_ignored(client: triton.InferenceServerClient) -> None:
-    for parameters in ({"key1": "value1"}, {"key1": 1}, {"key1": 123.5}, {"key1": True, "key2": "v"}):
-        result = client.infer("probe", probe(3), parameters=parameters)
-        np.testing.assert_array_equal(result.as_numpy("y"), np.full((1, 4), 6))
-
-
 @pytest.mark.parametrize("sequence", [42, "e333c95a-07fc-42d2-ab16-033b1a566ed5"])
 def test_the_parameters_of_a_sequence_mean_nothing_to_a_model_without_sequences(
     client: triton.InferenceServerClient, sequence: int | str

@@ -34,7 +34,7 @@ InputMessage = pb.ModelInferRequest.InferInputTensor
 DEFAULT_LIMITS = RequestLimits()
 
 # By byte of a raw BOOL. ONNX Runtime miscounts bytes other than 0 and 1, and its outputs then have memory of others.
-_AS_BOOL = b"\0" + b"\1" * 255
+AS_BOOL = b"\0" + b"\1" * 255
 
 
 def check_string_counts(request: pb.ModelInferRequest) -> None:
@@ -200,7 +200,7 @@ def decode_input(
         if span is not None:
             raw = span.read()
         if kind.name == "BOOL":
-            raw = raw.translate(_AS_BOOL)
+            raw = raw.translate(AS_BOOL)
         if kind.size:
             return Tensor(kind.storage, shape, raw)
         array = decode_raw(raw, kind, shape)

@@ -21,6 +21,7 @@ import numpy as np
 from tensorferry.batcher import PadPlan, SequenceTag, StatefulBatcher, Tensor
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.requests.codec import DecodedRequest, ResponseSpec
+from tensorferry.server.inference.requests.input_contents import AS_BOOL
 from tensorferry.server.inference.responses.classification import Classifier
 from tensorferry.server.inference.responses.responses import ResponseTemplate
 from tensorferry.server.models.lifecycle.model import Model
@@ -143,9 +144,8 @@ class RequestTemplateCache:
                     break
             else:
                 for start, stop in entry.bools:
-                    if data[start:stop].translate(None, b"\0\1"):
-                        # Decoding makes each byte 0 or 1.
-                        return None
+                    if (raw := data[start:stop]).translate(None, b"\0\1"):
+                        data = b"".join((data[:start], raw.translate(AS_BOOL), data[stop:]))
                 start, stop = layout.id
                 try:
                     request_id = str(data[start:stop], "utf-8")
