@@ -74,7 +74,9 @@ def test_ids_of_one_size_match(
 
 
 def test_an_id_has_a_bound(model: Model) -> None:
-    add(RequestTemplateCache(), model, message("x" * 256))
+    cache = RequestTemplateCache()
+    add(cache, model, message("ä" * 256))
+    assert cache.find(message("x" * 512), 0) is None
     with pytest.raises(
         InvalidRequestError, match="'sequence_id' has 257 characters; it must have at most 256"
     ):

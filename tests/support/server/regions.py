@@ -6,7 +6,6 @@ from typing import Any
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.shared_memory.regions import Regions
-from tensorferry.server.methods.shared_memory import SharedMemoryMethods
 
 
 def names(regions: Regions) -> list[str]:
@@ -25,7 +24,3 @@ def input_in(region: Any = "r", nbytes: Any = 16, offset: Any = None) -> Any:
             given = value if isinstance(value, dict) else {kind: value}
             tensor.parameters[key].CopyFrom(pb.InferParameter(**given))
     return tensor
-
-
-def extension(regions: Regions) -> Any:
-    return SharedMemoryMethods(regions).methods()

@@ -34,17 +34,15 @@ def probe(tag: int = 0, index: int = 0, work: int = 0, rows: int = 1) -> list[tr
     ]
 
 
-def given(
-    region: str, shape: list[int], nbytes: int, offset: int = 0, kind: str = "INT32"
-) -> triton.InferInput:
+def given(region: str, shape: list[int], nbytes: int, kind: str = "INT32") -> triton.InferInput:
     """Return the input x of an echo model, in a region of shared memory."""
     placed = triton.InferInput("x", shape, kind)
-    placed.set_shared_memory(region, nbytes, offset=offset)
+    placed.set_shared_memory(region, nbytes)
     return placed
 
 
-def wanted(region: str, nbytes: int, offset: int = 0) -> triton.InferRequestedOutput:
+def wanted(region: str, nbytes: int) -> triton.InferRequestedOutput:
     """Return the requested output y, in a region of shared memory."""
     placed = triton.InferRequestedOutput("y")
-    placed.set_shared_memory(region, nbytes, offset=offset)
+    placed.set_shared_memory(region, nbytes)
     return placed

@@ -29,7 +29,7 @@ TEXT = "text"
 _TEXT_KEYS = re.compile(f"{TEXT}(_[0-9]+)?")
 
 # Most characters of the id of a sequence, because ids of ended sequences are kept.
-_LONGEST_ID = 256
+LONGEST_ID = 256
 
 # Prefix of Triton's own keys, and the only such key that a request may have.
 _RESERVED = "triton_"
@@ -115,9 +115,9 @@ def _sequence(parameters: Any) -> SequenceParameters | None:
     number = parameter_value(parameters[SEQUENCE_ID], SEQUENCE_ID, *_KINDS[SEQUENCE_ID])
     if not number:
         return None
-    if isinstance(number, str) and len(number) > _LONGEST_ID:
+    if isinstance(number, str) and len(number) > LONGEST_ID:
         raise InvalidRequestError(
-            f"'sequence_id' has {len(number)} characters; it must have at most {_LONGEST_ID}: give a shorter one"
+            f"'sequence_id' has {len(number)} characters; it must have at most {LONGEST_ID}: give a shorter one"
         )
     start, end = (key in parameters and parameters[key].bool_param for key in (SEQUENCE_START, SEQUENCE_END))
     return SequenceParameters(number, start, end)

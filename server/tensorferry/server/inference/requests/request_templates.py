@@ -28,7 +28,7 @@ from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.runtime.axes import empty_outputs
 from tensorferry.server.signature import Signature
 from tensorferry.server.wire.fields import DELIMITED, VARINT, MalformedError, fields, varint
-from tensorferry.server.wire.parameters import SEQUENCE_ID
+from tensorferry.server.wire.parameters import LONGEST_ID, SEQUENCE_ID
 
 # Bounds of the cache. Sizes are those of messages.
 _MAX_SIZES = 256
@@ -409,7 +409,8 @@ def _sequence_id(data: bytes, layout: MessageLayout) -> int | str | None:
     start, stop = layout.sequence
     try:
         if layout.names_sequence:
-            return str(data[start:stop], "utf-8")
+            name = str(data[start:stop], "utf-8")
+            return name if len(name) <= LONGEST_ID else None
         number, end = varint(data, start)
     except (UnicodeDecodeError, MalformedError, IndexError):
         return None
