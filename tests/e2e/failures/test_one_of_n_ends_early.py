@@ -6,7 +6,7 @@ A running batch runs until it is released.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from support.processes.faulty import HANG
 from support.processes.probe import OpenStream, answer, batch_of, output, request
 from support.processes.server import ServerProcess
 
-from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 
 SIZE = 6
@@ -163,37 +162,6 @@ def test_the_deadline_of_one_passes_while_running(held_scene: Scene) -> None:
     held_scene.release.touch()
     held_scene.await_neighbours()
     held_scene.check_neighbours(first=HANG)
-
-
-def _wrong_shape(message: pb.ModelInferRequest) -> None:
-    message.inputs[0].shape[1] = 5
-
-
-def _too_few_bytes(message: pb.ModelInferRequest) -> None:
-    message.raw_input_contents[0] = message.raw_input_contents[0][:-1]
-
-
-@pytest.mark.parametrize(
-    ("spoil", "streamed"), [(_wrong_shape, False), (_too_few_bytes, True)], ids=["unary", "streamed"]
-)
-def test_one_sends_a_malformed_tensor(
-    scene: Scene, spoil: Callable[[pb.ModelInferRequest], None], streamed: bool
-) -> None:
-    scene.others.send(*(request(tag) for tag in NEIGHBOURS))
-    message = request(VICTIM)
-    spoil(message)
-    if streamed:
-        scene.others.send(message)
-        spoiled = scene.others.answers[str(VICTIM)]
-        assert "'x'" in spoiled.error_message
-        assert spoiled.infer_response.parameters["tensorferry_status"].string_param == "INVALID_ARGUMENT"
-    else:
-        with pytest.raises(grpc.RpcError) as caught:
-            scene.stub.ModelInfer(message, timeout=60)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "'x'" in (caught.value.details() or "")
-    scene.fill()
-    scene.check_neighbours()
 
 
 @pytest.mark.parametrize("position", ["first", "last"])
