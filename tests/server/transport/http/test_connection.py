@@ -17,6 +17,8 @@ from support.server.scripted_service import success
 
 from tensorferry.server.errors import ResponseTooLargeError
 from tensorferry.server.transport.http import connection as connections
+from tensorferry.server.transport.http import inference_calls
+from tensorferry.server.transport.http.errors import HttpError
 
 Serve = Callable[..., ServedHttp]
 INFER = "/v2/models/m/infer"
@@ -165,6 +167,23 @@ def test_long_json_is_handled_without_stopping_the_others(served: ServedHttp) ->
     packed = served.infer(long, Accept_Encoding="gzip")
     assert packed.headers["content-encoding"] == "gzip"
     assert json.loads(gzip.decompress(packed.body)) == answer.json
+
+
+def test_json_is_long_whatever_a_header_says_of_its_end(
+    served: ServedHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def read(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        raise HttpError(400, "read")
+
+    monkeypatch.setattr(inference_calls, "generate_request", read)
+    body = b" " * 100_000
+    assert (
+        served.infer(body, path="/v2/models/m/generate", Inference_Header_Content_Length="1").error == "read"
+    )
+    assert threads[0].startswith("http-json")
 
 
 def test_a_response_that_is_found_too_large_after_the_run_is_no_overload(served: ServedHttp) -> None:

@@ -32,9 +32,9 @@ class Events:
 
     def __init__(self, events: list[bytes], at_once: bool, ends: bool, unread: UnreadResponses) -> None:
         self._events, self._at_once, self._ends, self.unread = events, at_once, ends, unread
-        # The bytes that were unread when the last event was counted.
+        # The most bytes that were unread.
         self.counted = 0
-        self.cancelled = threading.Event()
+        self.cancelled, self.all_told = threading.Event(), threading.Event()
 
     def __call__(self, loop: asyncio.AbstractEventLoop, on_loop: Callable[[Any], None]) -> Events:
         self._on_loop = on_loop
@@ -57,13 +57,14 @@ class Events:
         while events:
             event = events.pop(0)
             assert exchange.connection.count_unread(len(event)) is None
-            self.counted = self.unread.total
+            self.counted = max(self.counted, self.unread.total)
             if self._at_once:
                 exchange.send_event(event, lambda: None)
             else:
                 # Later, because an event can be sent within the call.
                 exchange.send_event(event, partial(self._on_loop, partial(self._send, exchange, events)))
                 return
+        self.all_told.set()
         if self._ends:
             exchange.respond(b"")
 
@@ -125,9 +126,11 @@ def test_a_response_of_events_has_the_headers_of_its_route_once(serve: Serve) ->
 def test_a_client_that_reads_no_events_is_ended(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_IDLE_SECONDS", 1.0)
     monkeypatch.setattr("tensorferry.server.transport.http.server._SWEEP_SECONDS", 0.01)
-    client, application = serve([LARGE], at_once=False, ends=False)
+    client, application = serve([LARGE, b"late"], at_once=False, ends=False)
     client.send(get("/"))
     assert application.cancelled.wait(PATIENCE)
+    # Also of an event that comes after the end.
+    assert application.all_told.wait(PATIENCE)
     assert (application.counted, application.unread.total) == (len(LARGE), 0)
 
 

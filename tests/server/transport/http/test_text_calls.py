@@ -96,8 +96,8 @@ def test_a_path_without_a_task_has_that_of_its_model(
     models = {task: model_of(task) for task in tasks}
     requests = TextRequests(lambda: [*models.values()], lambda name, version: models[name])
     route, parts = target_of("POST", path)
-    assert route.text is not None
-    data, form = requests.message(route.text, json.dumps(body).encode(), parts["name"])
+    endpoints: Any = route.form
+    data, form = requests.message(endpoints, json.dumps(body).encode(), parts["name"])
     assert (pb.ModelInferRequest.FromString(data).model_name, form.call.task) == (chosen, chosen)
 
 
@@ -118,7 +118,7 @@ def test_padding_before_a_token_is_refused() -> None:
     ):
         message.outputs.add(name=name, datatype=datatype, shape=array.shape)
         message.raw_output_contents.append(array.tobytes())
-    form = TextForm(tei.embed_all({"inputs": "a"}), (), False)
+    form = TextForm(tei.embed_all({"inputs": "a"}), "", (), False)
     with pytest.raises(HttpError, match="padding before a token") as failed:
         form.response([message.SerializeToString()])
     assert failed.value.status == 500

@@ -90,7 +90,10 @@ class InferenceCalls:
         if isinstance(caller, Refusal):
             exchange.respond(error_response(error_of(caller.status), head.errors))
             return
-        json_bytes = len(body) if head.json_length is None else head.json_length
+        # Only a body with tensors can have bytes after its JSON.
+        json_bytes = (
+            len(body) if target.route.form is not None or head.json_length is None else head.json_length
+        )
         if head.encoding != "identity" or json_bytes > _LONG_JSON_BYTES:
             self._threads.submit(self._submit, exchange, target, body, deadline, caller, None)
         else:
@@ -130,13 +133,13 @@ class InferenceCalls:
         exchange.submitted(call)
 
     def _message(self, target: Target, body: bytes, json_length: int | None) -> tuple[bytes, Form]:
-        if target.route.generate is not None:
-            model = (target.parts["name"], target.parts["version"])
-            return generate_request(self._methods.metadata, model, body), target.route.generate
-        if target.route.text is not None:
-            return self._texts.message(target.route.text, body, target.parts.get("name", ""))
-        model = (target.parts["name"], target.parts["version"]) if target.parts else (self._only_model(), "")
-        return self._requests.message(model, body, json_length)
+        form, parts = target.route.form, target.parts
+        if form is None:
+            model = (parts["name"], parts["version"]) if parts else (self._only_model(), "")
+            return self._requests.message(model, body, json_length)
+        if isinstance(form, GenerateForm):
+            return generate_request(self._methods.metadata, (parts["name"], parts["version"]), body), form
+        return self._texts.message(form, body, parts.get("name", ""))
 
     def _only_model(self) -> str:
         names = [model.name for model in self._methods.ready_models()]

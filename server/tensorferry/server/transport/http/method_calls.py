@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.errors import ServerError
 from tensorferry.server.identity import CONTROL, CURRENT_CLIENT, ClientIdentity
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.security.access_control import AccessControl
@@ -19,7 +21,6 @@ from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.heads import Head
 from tensorferry.server.transport.http.json_values import HALF_A_PAIR, Fields, fields_of
 from tensorferry.server.transport.http.routes import INFER, Target, path_of
-from tensorferry.server.transport.http.text.requests import ready_models
 from tensorferry.server.transport.threaded_servicer import Extension, methods_of
 from tensorferry.server.wire import bounds
 from tensorferry.server.wire.receiving import receive
@@ -57,7 +58,12 @@ class MethodCalls:
     def ready_models(self) -> Sequence[pb.ModelMetadataResponse]:
         """Return the metadata of the models that are ready."""
         index = self._handlers["RepositoryIndex"](pb.RepositoryIndexRequest(ready=True))
-        return ready_models(index, self.metadata)
+        found = []
+        for name in dict.fromkeys(model.name for model in index.models):
+            # It may be unloaded meanwhile.
+            with contextlib.suppress(ServerError):
+                found.append(self.metadata(name, ""))
+        return found
 
     def serve(self, exchange: Exchange, target: Target, body: bytes) -> None:
         """Answer a request: of health at once, because it is asked while all threads are busy, else later.
@@ -116,18 +122,19 @@ class MethodCalls:
                 if head.encoding != "identity":
                     body = unpacked(body, head.encoding, most)
                 fields = fields_of(body)
+            if route.describes:
+                return route.answer(self.ready_models(), target.parts)
+            message = getattr(pb, f"{route.rpc}Request")(**target.parts)
             try:
-                message = route.request(target.parts, fields)
+                if route.fill is not None:
+                    route.fill(message, fields)
             except UnicodeEncodeError:
                 raise HttpError(400, HALF_A_PAIR) from None
             # As over gRPC: within the bounds of its names and lists.
             message = receive(message.SerializeToString(), type(message), most)
             if route.known:
                 self.metadata(target.parts["name"], target.parts["version"])
-            result = self._handlers[route.rpc](message)
-            if route.describes:
-                result = ready_models(result, self.metadata)
-            return route.answer(result, target.parts)
+            return route.answer(self._handlers[route.rpc](message), target.parts)
         except BaseException as error:
             # Every exception, because nothing else would answer the request.
             return response_of(error, self._service, head.errors)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -49,8 +49,8 @@ class Route(NamedTuple):
 
     `rpc` is the method of the protocol, whose message gets the parts of the path as fields and is filled with the JSON body by
     `fill`. `answer` returns the HTTP response for its result. With `known`, an unknown model is an error. With `describes`,
-    the result is an index of models, whose metadata the answer gets. `text` parses the body of an inference on texts.
-    `generate` is the form of the answers to a request of the generate extension.
+    the method is not called, and the answer gets the metadata of the models that are ready. `form` is that of an inference
+    whose body is JSON alone: what parses one on texts, or how the generate extension answers.
     """
 
     method: str
@@ -59,17 +59,7 @@ class Route(NamedTuple):
     fill: Fill | None = None
     known: bool = False
     describes: bool = False
-    text: TextEndpoints | None = None
-    generate: GenerateForm | None = None
-
-    def request(self, parts: Mapping[str, str], fields: Fields) -> Any:
-        """Return the request message. HttpError if a field cannot be used."""
-        # Answers to GET are of models that are ready. Others are in the repository's folders, which may be slow to read.
-        of_ready = (self.method, self.rpc) == ("GET", "RepositoryIndex")
-        message = getattr(pb, f"{self.rpc}Request")(**({"ready": True} if of_ready else parts))
-        if self.fill is not None:
-            self.fill(message, fields)
-        return message
+    form: TextEndpoints | GenerateForm | None = None
 
 
 class Target(NamedTuple):
@@ -148,9 +138,8 @@ def _ready(message: Any, parts: Mapping[str, str]) -> bytes:
     return json_response({**name, "ready": message.ready}, 200 if message.ready else 503)
 
 
-def _names(message: Any, parts: Mapping[str, str]) -> bytes:
-    ready = [model.name for model in message.models if model.state == "READY"]
-    return json_response({"models": list(dict.fromkeys(ready))})
+def _names(found: Sequence[pb.ModelMetadataResponse], parts: Mapping[str, str]) -> bytes:
+    return json_response({"models": [model.name for model in found]})
 
 
 def _regions(message: Any, parts: Mapping[str, str]) -> bytes:
@@ -258,8 +247,8 @@ def _log(message: Any, fields: Fields) -> None:
         set_parameter(message.settings, name, value)
 
 
-def _text(endpoint: TextEndpoints) -> Route:
-    return Route("POST", INFER, _empty, text=endpoint)
+def _inference(form: TextEndpoints | GenerateForm | None = None) -> Route:
+    return Route("POST", INFER, _empty, form=form)
 
 
 # Parts of paths have the names of the messages' fields.
@@ -277,14 +266,14 @@ _BY_TASK = {EMBEDDING: tei.embed, CLASSIFY: tei.predict, RERANK: rerank.rerank}
 _ROUTES = [
     (re.compile(pattern), route)
     for pattern, route in (
-        (f"{_MODEL}/infer", Route("POST", INFER, _empty)),
-        (f"{_MODEL}/generate", Route("POST", INFER, _empty, generate=GenerateForm(events=False))),
-        (f"{_MODEL}/generate_stream", Route("POST", INFER, _empty, generate=GenerateForm(events=True))),
-        ("/invocations", Route("POST", INFER, _empty)),
+        (f"{_MODEL}/infer", _inference()),
+        (f"{_MODEL}/generate", _inference(GenerateForm(events=False))),
+        (f"{_MODEL}/generate_stream", _inference(GenerateForm(events=True))),
+        ("/invocations", _inference()),
         ("/v2/?", Route("GET", "ServerMetadata", _json)),
         ("/v2/health/live", Route("GET", "ServerLive", _json)),
         ("/v2/health/ready|/ping|/health", Route("GET", "ServerReady", _ready)),
-        ("/v2/models/?", Route("GET", "RepositoryIndex", _names)),
+        ("/v2/models/?", Route("GET", "RepositoryIndex", _names, describes=True)),
         (f"/v2/models/stats|{_MODEL}/stats", Route("GET", "ModelStatistics", _json)),
         (_MODEL, Route("GET", "ModelMetadata", _json)),
         # An unknown model is 404 here, but "not ready" over gRPC.
@@ -306,18 +295,18 @@ _ROUTES = [
         (_TRACING, Route("POST", "TraceSetting", _settings, _trace)),
         ("/v2/logging", Route("GET", "LogSettings", _logging)),
         ("/v2/logging", Route("POST", "LogSettings", _logging, _log)),
-        ("/v1/embeddings", _text(openai.embeddings)),
+        ("/v1/embeddings", _inference(openai.embeddings)),
         ("/v1/models", Route("GET", "RepositoryIndex", openai.models, describes=True)),
         ("/v1/models/(?P<name>.+)", Route("GET", "RepositoryIndex", openai.model, describes=True)),
-        (f"(?:{_NAMED})?/embed", _text(tei.embed)),
-        (f"(?:{_NAMED})?/embed_all", _text(tei.embed_all)),
+        (f"(?:{_NAMED})?/embed", _inference(tei.embed)),
+        (f"(?:{_NAMED})?/embed_all", _inference(tei.embed_all)),
         # To which clients of Hugging Face send texts.
-        (f"(?:{_NAMED})?/", _text(_BY_TASK)),
-        (_NAMED, _text(_BY_TASK)),
-        (f"(?:{_NAMED})?/predict", _text(tei.predict)),
-        (f"(?:{_NAMED})?/tokenize", _text(tei.tokenize)),
+        (f"(?:{_NAMED})?/", _inference(_BY_TASK)),
+        (_NAMED, _inference(_BY_TASK)),
+        (f"(?:{_NAMED})?/predict", _inference(tei.predict)),
+        (f"(?:{_NAMED})?/tokenize", _inference(tei.tokenize)),
         ("/info", Route("GET", "RepositoryIndex", tei.info, describes=True)),
-        (f"(?:/v[12]|{_NAMED})?/rerank", _text(rerank.rerank)),
-        ("(?:/v1)?/score", _text(rerank.score)),
+        (f"(?:/v[12]|{_NAMED})?/rerank", _inference(rerank.rerank)),
+        ("(?:/v1)?/score", _inference(rerank.score)),
     )
 ]

@@ -16,7 +16,6 @@ from tensorferry.server.transport.http.json_values import Fields
 from tensorferry.server.transport.http.text.text_call import (
     TextCall,
     TextResult,
-    model_in,
     names_of,
     number_in,
     shortened,
@@ -38,7 +37,7 @@ def embeddings(fields: Fields) -> TextCall:
             400, f"'encoding_format' is {truncate(str(encoding))}; it must be 'float' or 'base64'"
         )
     answer = partial(_answer, as_base64=encoding == "base64", dimensions=number_in(fields, "dimensions"))
-    return TextCall(EMBEDDING, model_in(fields), (_texts(fields),), answer)
+    return TextCall(EMBEDDING, (_texts(fields),), answer)
 
 
 def _texts(fields: Fields) -> Sequence[str]:

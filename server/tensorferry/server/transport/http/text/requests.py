@@ -11,19 +11,17 @@ import numpy.typing as npt
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, decode_raw
-from tensorferry.server.errors import NotFoundError, ServerError
+from tensorferry.server.errors import NotFoundError
 from tensorferry.server.inference.reply import Piece
 from tensorferry.server.transport.http.answers import response
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.infer_requests import Describe
-from tensorferry.server.transport.http.json_values import fields_of, raw_contents
+from tensorferry.server.transport.http.json_values import checked_string, fields_of, raw_contents
 from tensorferry.server.transport.http.text.text_call import (
     TextCall,
-    TextEndpoint,
     TextEndpoints,
     TextResult,
     check_values,
-    model_in,
     names_of,
 )
 from tensorferry.serving.text_tasks import EMBEDDING, TOKEN_EMBEDDING, TOKENIZE
@@ -33,9 +31,10 @@ _TOKENS, _MASK = "tokens", "attention_mask"
 
 
 class TextForm(NamedTuple):
-    """How the answer of a text endpoint is written."""
+    """How the answer of a text endpoint is written. `model` is the name by which the client asked, "" if it named none."""
 
     call: TextCall
+    model: str
     labels: Sequence[str]
     normalized: bool
 
@@ -51,8 +50,8 @@ class TextForm(NamedTuple):
             check_values(values, self.labels)
             values = values.astype("<f4", copy=False)
         counts = _token_counts(arrays[1]) if arrays[1:] else ()
-        # The name by which the client asked, because clients compare it.
-        name = self.call.model or message.model_name
+        # Clients compare the name.
+        name = self.model or message.model_name
         return response(200, self.call.answer(TextResult(name, values, counts, self.labels, self.normalized)))
 
 
@@ -65,19 +64,24 @@ class TextRequests:
     def __init__(self, models: Models, describe: Describe) -> None:
         self._models, self._describe = models, describe
 
-    def message(self, endpoints: TextEndpoints, body: bytes, name: str) -> tuple[bytes, TextForm]:
+    def message(self, endpoints: TextEndpoints, body: bytes, in_path: str) -> tuple[bytes, TextForm]:
         """Return the serialised ModelInferRequest and how its answer is written. HttpError, or what `describe` raises.
 
-        `name` is the model in the path, "" without one.
+        `in_path` is the name of the model in the path, "" without one.
         """
         fields = fields_of(body)
+        in_body = checked_string("model", fields.get("model") or "")
+        name = in_path or in_body
+        models = [self._named(name)] if name else self._models()
         if isinstance(endpoints, Mapping):
-            call = self._of_task(endpoints, name or model_in(fields))(fields)
-        else:
-            call = endpoints(fields)
-        if name:
-            call = call._replace(model=name)
-        model = self._model(call)
+            # By the task of this model, or of the only one with such a task; else that for embeddings.
+            tasks = [task for each in models if (task := each.properties.get("task", "")) in endpoints]
+            endpoints = endpoints[tasks[0] if len(tasks) == 1 else EMBEDDING]
+        call = endpoints(fields)
+        fitting = [each for each in models if each.properties.get("task") == call.task]
+        if len(fitting) != 1:
+            raise self._no_model(call.task, name, models)
+        model = fitting[0]
         inputs = model.inputs
         if len(inputs) != len(call.columns):
             raise HttpError(
@@ -94,32 +98,8 @@ class TextRequests:
         if any(spec.name == counts for spec in model.outputs):
             message.outputs.add(name=counts)
         labels = json.loads(model.properties.get("labels", "[]"))
-        return message.SerializeToString(), TextForm(call, labels, "normalized" in model.properties)
-
-    def _of_task(self, endpoints: Mapping[str, TextEndpoint], name: str) -> TextEndpoint:
-        """Return the endpoint for the task of this model, or of the only one with such a task; else that for embeddings."""
-        models = [self._named(name)] if name else self._models()
-        tasks = [task for model in models if (task := model.properties.get("task", "")) in endpoints]
-        return endpoints[tasks[0] if len(tasks) == 1 else EMBEDDING]
-
-    def _model(self, call: TextCall) -> pb.ModelMetadataResponse:
-        if call.model:
-            model = self._named(call.model)
-            task = model.properties.get("task")
-            if task != call.task:
-                has = f"the task {task!r}" if task else "no task"
-                raise HttpError(
-                    400,
-                    f"model {call.model!r} has {has}, but this path needs {call.task!r}; {self._choices(call.task)}",
-                )
-            return model
-        found = [model for model in self._models() if model.properties.get("task") == call.task]
-        if len(found) != 1:
-            which = "more than one model has" if found else "no model has"
-            raise HttpError(
-                400 if found else 404, f"{which} the task {call.task!r}; {self._choices(call.task)}"
-            )
-        return found[0]
+        form = TextForm(call, name, labels, "normalized" in model.properties)
+        return message.SerializeToString(), form
 
     def _named(self, name: str) -> pb.ModelMetadataResponse:
         try:
@@ -130,27 +110,25 @@ class TextRequests:
                     return model
             raise
 
-    def _choices(self, task: str) -> str:
-        names = [model.name for model in self._models() if model.properties.get("task") == task]
+    def _no_model(self, task: str, name: str, models: Sequence[pb.ModelMetadataResponse]) -> HttpError:
+        """Return the error of a call without exactly one of these models, of which one is the named one, for its task."""
+        named = models[0].properties.get("task") if name else None
+        every = self._models() if name else models
+        names = [each.name for each in every if each.properties.get("task") == task]
+        if name:
+            has = f"the task {named!r}" if named else "no task"
+            reason = f"model {name!r} has {has}, but this path needs {task!r}"
+        else:
+            reason = f"{'more than one model has' if names else 'no model has'} the task {task!r}"
         if names:
-            return (
+            choices = (
                 f"give one as 'model', or in the path, as /models/NAME/embed: {', '.join(map(repr, names))}"
             )
-        if task in (TOKEN_EMBEDDING, TOKENIZE):
-            return f"declare one by pipeline(..., task={task!r}) of tensorferry.serving"
-        return "declare one by embeddings(), reranker() or classifier() of tensorferry.serving"
-
-
-def ready_models(index: pb.RepositoryIndexResponse, describe: Describe) -> Sequence[pb.ModelMetadataResponse]:
-    """Return the metadata of the models of an index that are ready."""
-    found = []
-    for name in dict.fromkeys(model.name for model in index.models if model.state == "READY"):
-        try:
-            found.append(describe(name, ""))
-        except ServerError:
-            # Unloaded meanwhile.
-            continue
-    return found
+        elif task in (TOKEN_EMBEDDING, TOKENIZE):
+            choices = f"declare one by pipeline(..., task={task!r}) of tensorferry.serving"
+        else:
+            choices = "declare one by embeddings(), reranker() or classifier() of tensorferry.serving"
+        return HttpError(400 if name or names else 404, f"{reason}; {choices}")
 
 
 def _output(model: pb.ModelMetadataResponse, call: TextCall) -> str:

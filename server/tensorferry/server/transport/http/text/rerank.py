@@ -18,7 +18,6 @@ from tensorferry.server.transport.http.text.text_call import (
     TextResult,
     check_texts,
     flag_in,
-    model_in,
     number_in,
     texts_in,
 )
@@ -42,11 +41,11 @@ def rerank(fields: Fields) -> TextCall:
         texts = texts_in(fields, "texts")
         raw = flag_in(fields, "raw_scores")
         answer = partial(_as_tei, texts=texts if flag_in(fields, "return_text") else None)
-        return TextCall(RERANK, model_in(fields), _pairs([query], texts), answer, "logit" if raw else "score")
+        return TextCall(RERANK, _pairs([query], texts), answer, "logit" if raw else "score")
     texts = _documents(fields)
     returned = texts if flag_in(fields, "return_documents") else None
     cohere = partial(_as_cohere, texts=returned, most=number_in(fields, "top_n"))
-    return TextCall(RERANK, model_in(fields), _pairs([query], texts), cohere, "score")
+    return TextCall(RERANK, _pairs([query], texts), cohere, "score")
 
 
 def _documents(fields: Fields) -> Sequence[str]:
@@ -110,7 +109,7 @@ def score(fields: Fields) -> TextCall:
             400,
             f"{names[0]!r} has {len(first)} texts, but {names[1]!r} has {len(second)}; give one, or as many",
         )
-    return TextCall(RERANK, model_in(fields), _pairs(first, second), _scores, "score")
+    return TextCall(RERANK, _pairs(first, second), _scores, "score")
 
 
 def _scores(result: TextResult) -> bytes:

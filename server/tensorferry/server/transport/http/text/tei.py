@@ -17,7 +17,6 @@ from tensorferry.server.transport.http.text.text_call import (
     TextResult,
     check_texts,
     flag_in,
-    model_in,
     number_in,
     shortened,
     texts_in,
@@ -45,14 +44,14 @@ def embed(fields: Fields) -> TextCall:
     """Parse a call of /embed."""
     normalize = None if fields.get("normalize") is None else flag_in(fields, "normalize")
     answer = partial(_vectors, dimensions=number_in(fields, "dimensions"), normalize=normalize)
-    return TextCall(EMBEDDING, model_in(fields), (_texts(fields),), answer)
+    return TextCall(EMBEDDING, (_texts(fields),), answer)
 
 
 def tokenize(fields: Fields) -> TextCall:
     """Parse a call of /tokenize, which is answered with the tokens of each text."""
     special = fields.get("add_special_tokens") is None or flag_in(fields, "add_special_tokens")
     answer = partial(_tokens, special=special)
-    return TextCall(TOKENIZE, model_in(fields), (_texts(fields),), answer, TOKEN_LIST)
+    return TextCall(TOKENIZE, (_texts(fields),), answer, TOKEN_LIST)
 
 
 def _tokens(result: TextResult, *, special: bool) -> bytes:
@@ -64,7 +63,7 @@ def _tokens(result: TextResult, *, special: bool) -> bytes:
 
 def embed_all(fields: Fields) -> TextCall:
     """Parse a call of /embed_all, which is answered with the vector of each token."""
-    return TextCall(TOKEN_EMBEDDING, model_in(fields), (_texts(fields),), _vectors_of_tokens)
+    return TextCall(TOKEN_EMBEDDING, (_texts(fields),), _vectors_of_tokens)
 
 
 def _texts(fields: Fields) -> Sequence[str]:
@@ -127,7 +126,7 @@ def predict(fields: Fields) -> TextCall:
     for column in columns:
         check_texts(column, "inputs")
     output = "logits" if flag_in(fields, "raw_scores") else "scores"
-    return TextCall(CLASSIFY, model_in(fields), columns, partial(_classes, one=one), output)
+    return TextCall(CLASSIFY, columns, partial(_classes, one=one), output)
 
 
 def _classes(result: TextResult, *, one: bool) -> bytes:

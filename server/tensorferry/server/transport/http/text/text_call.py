@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.transport.http.errors import HttpError
-from tensorferry.server.transport.http.json_values import Fields, checked_boolean, checked_string, quoted
+from tensorferry.server.transport.http.json_values import Fields, checked_boolean, quoted
 
 # The most texts of a call, as OpenAI has it.
 MAX_TEXTS = 2048
@@ -40,12 +40,11 @@ class TextResult(NamedTuple):
 class TextCall(NamedTuple):
     """Texts for a model with a task.
 
-    `model` is its name, "" for the only model with the task. `columns` has the texts of each input: one, or two for pairs.
-    `output` is the output that is wanted, "" for that of the task. `answer` returns the JSON of the response.
+    `columns` has the texts of each input: one, or two for pairs. `answer` returns the JSON of the response. `output` is the
+    output that is wanted, "" for that of the task.
     """
 
     task: str
-    model: str
     columns: tuple[Sequence[str], ...]
     answer: Callable[[TextResult], bytes]
     output: str = ""
@@ -54,11 +53,6 @@ class TextCall(NamedTuple):
 TextEndpoint = Callable[[Fields], TextCall]
 # One for all models, or several by the task of the model.
 TextEndpoints = TextEndpoint | Mapping[str, TextEndpoint]
-
-
-def model_in(fields: Fields) -> str:
-    """Return the model that a body names; "" if it names none."""
-    return checked_string("model", fields.get("model") or "")
 
 
 def names_of(model: pb.ModelMetadataResponse) -> Sequence[str]:
