@@ -14,7 +14,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,12 @@ _MAX_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class _KeyPair:
-    """Certificate with its key, the client authorities, and the date when the certificate expires."""
+    """Certificate with its key, the client authorities, a context with all of them, and when the certificate expires."""
 
     certificate: bytes
     key: bytes
     authorities: bytes | None
+    context: ssl.SSLContext = field(compare=False)
     expires: str
 
 
@@ -66,9 +67,8 @@ class TlsFiles:
         except OSError as error:
             raise StartError(str(error)) from None
         self._file_error = ""
-        # What gRPC core has, and the last context of another transport.
+        # What gRPC core has.
         self._in_core = self._current
-        self._context: tuple[_KeyPair, ssl.SSLContext] | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
         """Return credentials for `grpc.Server.add_secure_port`."""
@@ -80,11 +80,7 @@ class TlsFiles:
 
     def context(self) -> ssl.SSLContext:
         """Return the context of a handshake, for transports that are not gRPC's."""
-        pair = self._refreshed()
-        with self._lock:
-            if self._context is None or self._context[0] != pair:
-                self._context = pair, _context(pair)
-            return self._context[1]
+        return self._refreshed().context
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the new configuration, or None if it is unchanged. gRPC core calls this before each handshake."""
@@ -115,14 +111,16 @@ class TlsFiles:
 
     def _read(self) -> _KeyPair:
         certificate, key = _read_file(self._certificate), _read_file(self._key)
-        authorities = None if self._client_ca is None else _read_file(self._client_ca)
         _check_key_pair(self._certificate, certificate, self._key, key)
-        if self._client_ca is not None and authorities is not None:
-            _check_authorities(self._client_ca, authorities)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols(["http/1.1"])
+        authorities = None
+        if self._client_ca is not None:
+            authorities = _read_file(self._client_ca)
+            _trust(context, self._client_ca, authorities)
         with _in_memory(certificate) as certificate_path, _in_memory(key) as key_path:
-            server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             try:
-                server.load_cert_chain(certificate_path, key_path)
+                context.load_cert_chain(certificate_path, key_path)
             except ssl.SSLError as error:
                 if error.reason == "KEY_VALUES_MISMATCH":
                     raise StartError(
@@ -132,7 +130,9 @@ class TlsFiles:
                 raise StartError(
                     f"the certificate in {self._certificate} and the key in {self._key} cannot be used: {_ssl_reason(error)}"
                 ) from None
-        return _KeyPair(certificate, key, authorities, _expiry(self._certificate, certificate, server))
+        return _KeyPair(
+            certificate, key, authorities, context, _expiry(self._certificate, certificate, context)
+        )
 
 
 def client_certificate(ssl_object: Any) -> ClientCertificate:
@@ -159,19 +159,6 @@ def client_certificate(ssl_object: Any) -> ClientCertificate:
 
 def _configuration(pair: _KeyPair) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], pair.authorities)
-
-
-def _context(pair: _KeyPair) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_alpn_protocols(["http/1.1"])
-    with _in_memory(pair.certificate) as certificate, _in_memory(pair.key) as key:
-        context.load_cert_chain(certificate, key)
-    if pair.authorities is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-        # As gRPC does: an authority in the file need not be a root.
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        context.load_verify_locations(cadata=pair.authorities.decode("ascii", "ignore"))
-    return context
 
 
 def _read_file(path: Path) -> bytes:
@@ -205,10 +192,13 @@ def _check_key_pair(certificate_path: Path, certificate: bytes, key_path: Path, 
         )
 
 
-def _check_authorities(path: Path, data: bytes) -> None:
+def _trust(context: ssl.SSLContext, path: Path, data: bytes) -> None:
+    """Require certificates of these authorities from clients. StartError if there is none."""
     if _CERTIFICATE not in data:
         raise StartError(f"{path} is not a PEM certificate: it has no line {_CERTIFICATE.decode()!r}")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED
+    # As gRPC does: an authority in the file need not be a root.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         context.load_verify_locations(cadata=data.decode("ascii", "ignore"))
     except ssl.SSLError as error:
