@@ -73,7 +73,7 @@ class _Server(HttpServer):
         self.error: Any = None
         self._loop.set_exception_handler(self._note)
         application: Any = self.application
-        for calls in (application.inferences, application.methods):
+        for calls in (application, application._methods):
             calls.close()
             calls._threads = _AtOnce()
         self._serve_by_application, application.serve = application.serve, self._serve

@@ -16,8 +16,8 @@ from support.server.rig import PATIENCE
 from support.server.scripted_service import success
 
 from tensorferry.server.errors import ResponseTooLargeError
+from tensorferry.server.transport.http import application
 from tensorferry.server.transport.http import connection as connections
-from tensorferry.server.transport.http import inference_calls
 from tensorferry.server.transport.http.errors import HttpError
 
 Serve = Callable[..., ServedHttp]
@@ -178,7 +178,7 @@ def test_json_is_long_whatever_a_header_says_of_its_end(
         threads.append(threading.current_thread().name)
         raise HttpError(400, "read")
 
-    monkeypatch.setattr(inference_calls, "generate_request", read)
+    monkeypatch.setattr(application, "generate_request", read)
     body = b" " * 100_000
     assert (
         served.infer(body, path="/v2/models/m/generate", Inference_Header_Content_Length="1").error == "read"

@@ -10,9 +10,9 @@ import pytest
 from support.server.http_rig import Answer, ServedHttp, get, post
 from support.server.scripted_service import success
 
+from tensorferry.server.transport.call_admission import CallAdmission
 from tensorferry.server.transport.http import connection as connections
 from tensorferry.server.transport.http.heads import Head
-from tensorferry.server.transport.http.inference_calls import InferenceCalls
 
 Serve = Callable[..., ServedHttp]
 PAGE, OTHER = "https://page.example", "https://other.example"
@@ -65,7 +65,7 @@ def test_a_preflight_request_needs_no_token_and_is_no_call(
     (tmp_path / "tokens").chmod(0o600)
     served = serve(auth_tokens=tmp_path / "tokens")
     with monkeypatch.context() as patch:
-        patch.setattr(InferenceCalls, "serve", lambda *arguments: pytest.fail("counted as a call"))
+        patch.setattr(CallAdmission, "admit_unary", lambda *arguments: pytest.fail("counted as a call"))
         assert served.ask(preflight(INFER)).status == 200
     refused = served.ask(post(INFER, {"inputs": []}, Origin=PAGE))
     assert (refused.status, cors_of(refused)["access-control-allow-origin"]) == (401, PAGE)
