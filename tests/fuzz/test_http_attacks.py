@@ -6,13 +6,13 @@ import contextlib
 import gzip
 import json
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from fuzz.attackers.raw import abort
 from fuzz.attackers.wire import Wire
 from polling import until
 from support.server.http_rig import RawClient, post
@@ -78,7 +78,7 @@ pytestmark = pytest.mark.usefixtures("good_client")
 
 
 def reset(client: RawClient) -> None:
-    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    abort(client.socket)
     client.close()
 
 

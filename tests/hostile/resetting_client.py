@@ -4,70 +4,74 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
-from support.server.raw_h2 import UNARY, RawClient, Wrap, reset
-from support.server.raw_h2 import message as framed
+from fuzz.attackers.raw import Connection, abort, framed, headers_of
+from polling import PATIENCE
+
+Wrap = Callable[[socket.socket], socket.socket]
 
 STEPS = (
-    "connect", "settings", "acknowledgement", "headers", "half of the message", "message", "half of the response", "trailers",
+    "connect", "settings", "acknowledgement", "headers", "part of the message", "message", "part of the response", "trailers",
 )  # fmt: skip
 
+# Less than the window of a server, so that it is sent at once.
+_PART = 10_000
 # Errors of a client whose connection the server has closed.
-_CLOSED = (BrokenPipeError, ConnectionResetError, EOFError, ssl.SSLError)
+_CLOSED = (BrokenPipeError, ConnectionResetError, ssl.SSLError)
 
 
-class ConnectionClosedError(Exception):
-    """The server closed the connection before the step of the reset."""
-
-
-def tls_wrapper(context: ssl.SSLContext) -> Wrap:
-    """Return a function that wraps a connection in TLS, as a gRPC client does."""
-    context.set_alpn_protocols(["h2"])
-    return lambda bare: context.wrap_socket(bare, server_hostname="localhost")
+def plain(bare: socket.socket) -> socket.socket:
+    """Wrap a connection in nothing."""
+    return bare
 
 
 class ResettingClient:
     """Client that begins a call on each connection and resets the connection after a step.
 
-    The response must be larger than the window of 64 KiB for the step "half of the response".
+    The response must be larger than the window of 64 KiB for the step "part of the response".
     """
 
-    def __init__(self, address: str, message: bytes, wrap: Wrap = lambda bare: bare) -> None:
-        self._address = address
-        self._wrap = wrap
+    def __init__(self, address: str, message: bytes, wrap: Wrap = plain) -> None:
+        self._address, self._wrap = address, wrap
         body = framed(message)
-        half = len(body) // 2
-        self._steps: Sequence[Callable[[RawClient], None]] = (
-            lambda client: client.acknowledge(),
-            lambda client: client.begin(1, UNARY),
-            lambda client: client.send(1, body[:half]),
-            lambda client: client.send(1, body[half:], last=True),
-            lambda client: client.await_data(1),
-            lambda client: client.await_end(1),
-        )
+        self._acts: Mapping[str, Callable[[Connection], object]] = {
+            "acknowledgement": lambda client: client.read(),
+            "headers": lambda client: client.begin(headers_of()),
+            "part of the message": lambda client: client.send(1, body[:_PART]),
+            "message": lambda client: client.send_all(1, body[_PART:]),
+            "part of the response": _await_data,
+            "trailers": lambda client: client.await_answers([1]),
+        }
 
-    def open(self) -> RawClient:
-        """Return a connection with exchanged SETTINGS; ConnectionClosedError if the server closed it."""
-        return self._run("acknowledgement")
-
-    def reset_after(self, step: str) -> None:
-        """Open a connection and reset it after a step; ConnectionClosedError if the server closed it before."""
-        if step != "connect":
-            self._run(step).reset()
-            return
-        host, _, port = self._address.rpartition(":")
-        reset(socket.create_connection((host, int(port))))
-
-    def _run(self, last: str) -> RawClient:
+    def connect(self, last: str) -> Connection | None:
+        """Begin a call up to a step; None if the server closed the connection before."""
         try:
-            client = RawClient(self._address, window=1 << 30, wrap=self._wrap)
-        except _CLOSED as error:
-            raise ConnectionClosedError from error
-        try:
-            for step in self._steps[: STEPS.index(last) - 1]:
-                step(client)
-        except _CLOSED as error:
-            client.reset()
-            raise ConnectionClosedError from error
+            client = Connection(self._address, PATIENCE, window=1 << 30, wrap=self._wrap)
+        except _CLOSED:
+            return None
+        for step in STEPS[2 : STEPS.index(last) + 1]:
+            try:
+                self._acts[step](client)
+                client.flush()
+            except _CLOSED:
+                client.closed = True
+            if client.closed:
+                abort(client.socket)
+                return None
         return client
+
+    def reset_after(self, step: str) -> bool:
+        """Open a connection and reset it after a step; return False if the server closed it before."""
+        if step == "connect":
+            abort(Connection.raw(self._address, PATIENCE))
+            return True
+        client = self.connect(step)
+        if client is not None:
+            abort(client.socket)
+        return client is not None
+
+
+def _await_data(client: Connection) -> None:
+    while not (client.answers[1].data or client.closed):
+        client.read()

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
-from hostile.resetting_client import STEPS, ConnectionClosedError, ResettingClient, tls_wrapper
+from hostile.resetting_client import STEPS, ResettingClient, Wrap, plain
 from polling import until
 from support.processes.server import SERVER_PROCESSES, ServerProcess, running
 from support.server.certificates import Issued
-from support.server.raw_h2 import Wrap
 from support.server.rig import request
 
 from tensorferry.client import InferenceClient, Tls, Unavailable
@@ -31,11 +31,6 @@ RESETS = 25
 MOST_CONNECTIONS = 20
 # Larger than the initial flow-control window of 64 KiB.
 LARGE = request({"x": np.zeros((1, 60_000), np.float32)}, model="m").SerializeToString()
-
-
-def plain(bare: socket.socket) -> socket.socket:
-    """Wrap a connection in nothing."""
-    return bare
 
 
 @dataclass(frozen=True)
@@ -57,20 +52,25 @@ class Target:
             except Unavailable:
                 return False
 
-    def await_reset(self, client: ResettingClient, step: str) -> None:
-        """Reset a connection after a step, at an attempt at which the server does not close it before.
+    def reset_after_every_step(self) -> None:
+        """Reset connections, each at an attempt at which the server does not close it before.
 
         It may still count connections that are already reset, or end a connection at its age.
         """
+        client = ResettingClient(self.server.address, LARGE, self.wrap)
+        for step in STEPS * RESETS:
+            until(partial(client.reset_after, step))
 
-        def reset() -> bool:
-            try:
-                client.reset_after(step)
-            except ConnectionClosedError:
-                return False
-            return True
-
-        until(reset)
+    def accepts_all_connections(self) -> bool:
+        """Return whether the server accepts as many connections as one process may have, so that no reset one counts."""
+        client = ResettingClient(self.server.address, LARGE, self.wrap)
+        with ExitStack() as stack:
+            for _ in range(MOST_CONNECTIONS):
+                connection = client.connect("acknowledgement")
+                if connection is None:
+                    return False
+                stack.enter_context(connection)
+        return True
 
 
 @pytest.fixture(params=["plain", "mtls"])
@@ -80,14 +80,15 @@ def target(
     # Each process has its part of the limit.
     most = MOST_CONNECTIONS * int(SERVER_PROCESSES or 1)
     flags: list[str | Path] = [f"m={echo_model}", "--max-connections", str(most)]
-    wrap: Wrap = plain
+    wrap = plain
     tls: Tls | bool = False
     if request.param != "plain":
         issued = Issued.in_folder(tmp_path)
         context = ssl.create_default_context(cafile=issued.ca)
         context.load_cert_chain(*issued.client)
+        context.set_alpn_protocols(["h2"])
         flags += issued.flags
-        wrap = tls_wrapper(context)
+        wrap = partial(context.wrap_socket, server_hostname="localhost")
         tls = Tls(issued.ca, *issued.client)
     with running(*flags, transport=transport) as server:
         yield Target(server, wrap, tls)
@@ -98,14 +99,10 @@ def test_connections_reset_at_every_step(target: Target) -> None:
     # Each of several processes has then opened what it keeps.
     assert all(target.is_good() for _ in range(1 + 20 * int(SERVER_PROCESSES or 0)))
     files = until(target.files, lambda now: now == target.files())
-    client = ResettingClient(target.server.address, LARGE, target.wrap)
-    for step in STEPS:
-        for _ in range(RESETS):
-            target.await_reset(client, step)
-        until(target.files, lambda now: now <= files)
-        until(target.is_good)
-    assert until(lambda: _accepts_all_connections(client))
-    assert until(target.is_good)
+    target.reset_after_every_step()
+    until(target.files, lambda now: now <= files)
+    until(target.accepts_all_connections)
+    until(target.is_good)
 
 
 def test_with_the_legacy_listener_they_end_at_the_age_of_connections(
@@ -117,24 +114,7 @@ def test_with_the_legacy_listener_they_end_at_the_age_of_connections(
         target = Target(server, plain, False)
         assert target.is_good()
         files = until(target.files, lambda now: now == target.files())
-        client = ResettingClient(server.address, LARGE)
-        for _ in range(RESETS):
-            for step in STEPS:
-                target.await_reset(client, step)
+        target.reset_after_every_step()
         until(target.files, lambda now: now <= files)
         until(target.is_good)
         assert not [line for line in server.log if "GRPC_EXPERIMENTS" in line]
-
-
-def _accepts_all_connections(client: ResettingClient) -> bool:
-    """Return whether the server accepts as many connections as one process may have, so that no reset one counts."""
-    held = []
-    try:
-        for _ in range(MOST_CONNECTIONS):
-            held.append(client.open())
-    except ConnectionClosedError:
-        return False
-    finally:
-        for each in held:
-            each.leave()
-    return True

@@ -19,8 +19,8 @@ MAX_MESSAGE_BYTES = 64 << 20
 GOOD = request({"x": np.zeros((1, 3), np.float32)}, model="m", id="raw").SerializeToString()
 
 
-def connect(wire: Wire, **options: int) -> Connection:
-    return Connection(wire.server.address, PATIENCE, **options)
+def connect(wire: Wire) -> Connection:
+    return Connection(wire.server.address, PATIENCE)
 
 
 def frame(kind: int, flags: int, call: int, payload: bytes = b"") -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from urllib.parse import unquote_to_bytes
@@ -47,6 +47,12 @@ def say_no_more(connection: socket.socket) -> None:
             raise
 
 
+def abort(connection: socket.socket) -> None:
+    """Close a connection by RST: SO_LINGER with time 0 discards unsent and unread bytes."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
 @dataclass(slots=True)
 class Answer:
     """Outcome of one call. `ended`: by the server, in any way; `reset` is the code of an RST_STREAM."""
@@ -72,8 +78,15 @@ class Answer:
 class Connection:
     """One connection; `closed` once the server has closed it."""
 
-    def __init__(self, address: str, timeout: float, *, window: int | None = None) -> None:
-        self.socket = self.raw(address, timeout)
+    def __init__(
+        self,
+        address: str,
+        timeout: float,
+        *,
+        window: int | None = None,
+        wrap: Callable[[socket.socket], socket.socket] = lambda bare: bare,
+    ) -> None:
+        self.socket = wrap(self.raw(address, timeout))
         self.h2 = h2.connection.H2Connection(
             h2.config.H2Configuration(
                 client_side=True,

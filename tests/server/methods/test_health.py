@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 import pytest
+from fuzz.attackers.raw import Connection, framed, headers_of
 from grpc_health.v1 import health_pb2_grpc
-from support.server.raw_h2 import RawClient, message
 from support.server.rig import PATIENCE
 
 from tensorferry.protos.standard import health_pb2
@@ -171,20 +171,19 @@ def test_a_client_that_never_reads_does_not_stop_the_server(health: HealthServic
     server.add_generic_rpc_handlers((health.handler(),))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
-    request = message(health_pb2.HealthCheckRequest(service="m").SerializeToString())
-    with RawClient(address, window=0) as silent, grpc.insecure_channel(address) as channel:
-        for call in (1, 3, 5):
-            silent.begin(call, WATCH)
-            silent.send(call, request, last=True)
+    request = framed(health_pb2.HealthCheckRequest(service="m").SerializeToString())
+    with Connection(address, PATIENCE, window=0) as silent, grpc.insecure_channel(address) as channel:
+        for _ in range(3):
+            silent.send_all(silent.begin(headers_of(path=WATCH)), request)
         # The server has accepted the calls once it answers the ping.
-        silent.ping(b"followed")
+        silent.ping()
         watching = Stub(channel).Watch(health_pb2.HealthCheckRequest(service="m"))
         assert next(watching).status == STATUS.SERVING
         health.set("m", serving=False)
         assert next(watching).status == STATUS.NOT_SERVING
         watching.cancel()
-        silent.cancel(3)
-        silent.ping(b"followed")
+        silent.reset(3)
+        silent.ping()
         answer = Stub(channel).Check(health_pb2.HealthCheckRequest(service="m"), timeout=PATIENCE)
         assert answer.status == STATUS.NOT_SERVING
         with pytest.raises(grpc.RpcError) as caught:

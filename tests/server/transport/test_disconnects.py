@@ -12,16 +12,22 @@ from typing import Any
 
 import grpc
 import pytest
-from support.server.raw_h2 import STREAM, RawClient, message
+from fuzz.attackers.raw import Connection, framed, headers_of
 from support.server.rig import PATIENCE
 from support.server.scripted_service import ServedTransport, success
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.reply import BuiltReply, InferenceCall
 
-Leave = Callable[[RawClient], None]
+Leave = Callable[[Connection], None]
 
-LEAVES: list[Leave] = [lambda client: client.cancel(1), lambda client: client.leave()]
+
+def cancel(client: Connection) -> None:
+    client.reset(1)
+    client.flush()
+
+
+LEAVES: list[Leave] = [cancel, lambda client: client.socket.close()]
 either_way = pytest.mark.parametrize("leave", LEAVES, ids=["cancels", "disconnects"])
 
 
@@ -33,7 +39,14 @@ def _nothing_is_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 def asked(request_id: str) -> bytes:
-    return message(pb.ModelInferRequest(id=request_id).SerializeToString())
+    return framed(pb.ModelInferRequest(id=request_id).SerializeToString())
+
+
+def stream_of(served: ServedTransport) -> Connection:
+    """Open a connection with a stream, which is its call 1."""
+    client = Connection(served.address, PATIENCE)
+    client.begin(headers_of("ModelStreamInfer"))
+    return client
 
 
 def others_are_served(served: ServedTransport, request_id: str = "other") -> None:
@@ -45,9 +58,9 @@ def others_are_served(served: ServedTransport, request_id: str = "other") -> Non
 
 @either_way
 def test_a_disconnect_within_a_message_of_a_stream(served: ServedTransport, leave: Leave) -> None:
-    with RawClient(served.address) as client:
-        client.begin(1, STREAM)
+    with stream_of(served) as client:
         client.send(1, asked("1") + asked("never complete")[:8])
+        client.flush()
         served.service.await_received(1)
         leave(client)
         served.service.await_cancelled(1)
@@ -57,11 +70,12 @@ def test_a_disconnect_within_a_message_of_a_stream(served: ServedTransport, leav
 
 def test_a_disconnect_while_further_responses_wait(served: ServedTransport) -> None:
     served.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
-    with RawClient(served.address) as client:
-        client.begin(1, STREAM)
+    with stream_of(served) as client:
         client.send(1, b"".join(asked(str(number)) for number in range(10)))
+        client.flush()
         served.service.await_received(10)
-        client.await_data(1)
+        while not client.answers[1].data:
+            client.read()
     assert served.infer("other").result(PATIENCE).id == "other"
 
 
