@@ -73,17 +73,6 @@ def test_an_error_that_is_answered_again_keeps_nothing_of_its_requests(served: S
     until(kept, lambda count: not count)
 
 
-def test_chunked_and_compressed_bodies_are_read(served: ServedHttp) -> None:
-    served.service.answer_at_once = success
-    body = json.dumps(request("packed")).encode()
-    packed = gzip.compress(body)
-    assert served.infer(packed, Content_Encoding="gzip").json["id"] == "packed"
-    chunks = b"".join(b"%x\r\n%s\r\n" % (1, body[at : at + 1]) for at in range(len(body))) + b"0\r\n\r\n"
-    assert served.infer(chunks, Transfer_Encoding="chunked").json["id"] == "packed"
-    assert "not gzip" in served.infer(b"no", Content_Encoding="gzip").error
-    assert served.infer(b"no", Content_Encoding="br").status == 415
-
-
 def test_a_client_that_waits_for_100_is_told_to_go_on(served: ServedHttp) -> None:
     served.service.answer_at_once = success
     client = served.client()
@@ -93,15 +82,6 @@ def test_a_client_that_waits_for_100_is_told_to_go_on(served: ServedHttp) -> Non
     assert client.read().status == 100
     client.send(data[end:])
     assert client.read().json["id"] == "large"
-
-
-def test_the_answer_to_head_has_no_body(served: ServedHttp) -> None:
-    client = served.client()
-    client.send(get("/v2/health/live").replace(b"GET", b"HEAD"))
-    answer = client.read("HEAD")
-    assert (answer.status, answer.headers["content-length"]) == (200, "13")
-    client.send(get("/v2/health/live"))
-    assert client.read().json == {"live": True}
 
 
 @pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
@@ -227,21 +207,6 @@ def test_a_connection_is_refused_while_all_are_busy(serve: Serve) -> None:
     assert (second.status, "too many connections" in second.error) == (503, True)
     served.service.answer("r")
     assert first.read().status == 200
-
-
-def test_a_draining_server_ends_connections_after_their_answers(served: ServedHttp) -> None:
-    idle, busy = served.client(), served.client()
-    busy.send(post(INFER, request("r")))
-    served.service.await_received(1)
-    served.service.begin_drain()
-    served.server.begin_drain()
-    assert idle.ended()
-    served.service.answer("r")
-    answer = busy.read()
-    assert (answer.status, answer.headers["connection"]) == (200, "close")
-    assert busy.ended()
-    with pytest.raises(ConnectionRefusedError):
-        served.client()
 
 
 def test_a_draining_server_answers_a_client_that_has_just_connected(

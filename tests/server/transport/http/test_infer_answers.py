@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tensorferry.batcher import Outcome
-from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, datatype_of
 from tensorferry.server.inference.requests.codec import RequestedOutput, ResponseSpec
 from tensorferry.server.inference.responses.responses import ResponseTemplate, id_field_of
@@ -86,15 +85,6 @@ def test_outputs_are_binary_or_json_as_asked(request_id: str) -> None:
         assert [output["data"] for output in answer["outputs"]] == [[1, 2.5], [7, -1]]
 
 
-def test_strings_half_floats_and_booleans_as_json() -> None:
-    model = Model(
-        s=np.array([b"zw\xc3\xb6lf", b""], object), h=np.array([0.5], np.float16), b=np.array([True])
-    )
-    _, answer, _ = model.answer(AnswerForm())
-    assert [output["data"] for output in answer["outputs"]] == [["zwölf", ""], [0.5], [True]]
-    assert answer["outputs"][0]["datatype"] == "BYTES"
-
-
 def test_a_string_that_is_not_utf8_can_only_be_binary() -> None:
     model = Model(s=np.array([b"\xff"], object))
     with pytest.raises(HttpError, match="use binary_data=True") as error:
@@ -108,17 +98,6 @@ def test_without_a_byte_the_answer_is_json_alone() -> None:
     assert headers["Content-Type"] == "application/json"
     assert "Inference-Header-Content-Length" not in headers
     assert answer["outputs"][0]["parameters"] == {"binary_data_size": 0}
-
-
-def test_not_a_number_is_a_word() -> None:
-    pieces = [
-        pb.ModelInferResponse(
-            outputs=[pb.ModelInferResponse.InferOutputTensor(name="x", datatype="FP32", shape=[1])],
-            raw_output_contents=[np.float32(np.nan).tobytes()],
-        ).SerializeToString(),
-        b"",
-    ]
-    assert b'"data":[NaN]' in AnswerTranslator().response(pieces, AnswerForm())
 
 
 def test_only_long_json_is_compressed() -> None:

@@ -101,12 +101,10 @@ def test_a_path_without_a_task_has_that_of_its_model(
     assert (pb.ModelInferRequest.FromString(data).model_name, form.call.task) == (chosen, chosen)
 
 
-def test_padding_has_no_vectors() -> None:
-    values = np.arange(6, dtype=np.float32).reshape(2, 3, 1)
+def test_each_token_has_a_vector() -> None:
     answer = tei.embed_all({"inputs": ["a", "b"]}).answer
-    assert answer(TextResult("m", values, [1, 3], (), False)) == b"[[[0]],[[3],[4],[5]]]"
     with pytest.raises(HttpError, match="the model gave 3 vectors for a text of 4 tokens") as failed:
-        answer(TextResult("m", values, [1, 4], (), False))
+        answer(TextResult("m", np.zeros((2, 3, 1), np.float32), [1, 4], (), False))
     assert failed.value.status == 500
 
 
