@@ -24,6 +24,7 @@ HALF_A_PAIR = "a text of the request has half a surrogate pair"
 
 # Of lists in the data of a tensor, as Triton has it.
 _MAX_NESTING = 100
+_TOO_DEEP = f"more than {_MAX_NESTING} lists are nested"
 _WORDS = {
     bool: "a boolean",
     int: "an integer",
@@ -125,16 +126,13 @@ def raw_contents(name: str, kind: str, shape: Sequence[int], data: Any) -> bytes
     values = _flat(name, data)
     count = math.prod(shape)
     if len(values) != count:
-        raise HttpError(
-            400,
-            f"Unable to parse 'data' of input {name!r}: it has {len(values)} values, but its shape {list(shape)} has {count}",
-        )
+        raise _unfit(name, f"it has {len(values)} values, but its shape {list(shape)} has {count}")
     if kind == "BYTES":
         _check_types(name, kind, values, str)
         try:
             encoded = [text.encode() for text in values]
         except UnicodeEncodeError:
-            raise HttpError(400, f"Unable to parse 'data' of input {name!r}: half a surrogate pair") from None
+            raise _unfit(name, "half a surrogate pair") from None
         return b"".join([part for each in encoded for part in (len(each).to_bytes(4, "little"), each)])
     storage = datatype.storage
     if kind == "BOOL":
@@ -144,10 +142,9 @@ def raw_contents(name: str, kind: str, shape: Sequence[int], data: Any) -> bytes
         _check_types(name, kind, values, int)
         bounds = np.iinfo(storage)
         if values and not (bounds.min <= min(values) and max(values) <= bounds.max):
-            raise HttpError(
-                400,
-                f"Unable to parse 'data' of input {name!r}: {kind} is from {bounds.min} to {bounds.max}, but the values are "
-                f"from {min(values)} to {max(values)}",
+            raise _unfit(
+                name,
+                f"{kind} is from {bounds.min} to {bounds.max}, but the values are from {min(values)} to {max(values)}",
             )
         return np.array(values, storage).tobytes()
     _check_types(name, kind, values, int, float)
@@ -155,18 +152,14 @@ def raw_contents(name: str, kind: str, shape: Sequence[int], data: Any) -> bytes
         with np.errstate(over="raise"):
             return np.array(values, np.float64).astype(storage).tobytes()
     except (OverflowError, FloatingPointError):
-        raise HttpError(
-            400, f"Unable to parse 'data' of input {name!r}: a value is too large for {kind}"
-        ) from None
+        raise _unfit(name, f"a value is too large for {kind}") from None
 
 
 def _check_types(name: str, kind: str, values: Sequence[Any], *expected: type) -> None:
     # Exact types, because a boolean is an integer in Python.
     if wrong := set(map(type, values)).difference(expected):
         words = sorted(_WORDS[each] for each in wrong)
-        raise HttpError(
-            400, f"Unable to parse 'data' of input {name!r}: {kind} cannot have {' or '.join(words)}"
-        )
+        raise _unfit(name, f"{kind} cannot have {' or '.join(words)}")
 
 
 def _flat(name: str, data: Any) -> list[Any]:
@@ -181,13 +174,13 @@ def _flat(name: str, data: Any) -> list[Any]:
             _collect(name, values, flat, _MAX_NESTING - level)
             return flat
         values = list(chain.from_iterable(values))
-    raise _too_deep(name)
+    raise _unfit(name, _TOO_DEEP)
 
 
 def _collect(name: str, items: list[Any], flat: list[Any], levels: int) -> None:
     """Append the values in nested lists; each is visited once, so that deep lists beside many values cost no more."""
     if not levels:
-        raise _too_deep(name)
+        raise _unfit(name, _TOO_DEEP)
     for item in items:
         if type(item) is list:
             _collect(name, item, flat, levels - 1)
@@ -195,10 +188,8 @@ def _collect(name: str, items: list[Any], flat: list[Any], levels: int) -> None:
             flat.append(item)
 
 
-def _too_deep(name: str) -> HttpError:
-    return HttpError(
-        400, f"Unable to parse 'data' of input {name!r}: more than {_MAX_NESTING} lists are nested"
-    )
+def _unfit(name: str, reason: str) -> HttpError:
+    return HttpError(400, f"Unable to parse 'data' of input {name!r}: {reason}")
 
 
 def json_values(name: str, kind: str, shape: Sequence[int], raw: bytes) -> list[Any]:
