@@ -20,6 +20,7 @@ from fuzz.attackers.attacks import (
     OK,
     RESOURCE_EXHAUSTED,
     UNIMPLEMENTED,
+    called,
     connect,
     sent,
 )
@@ -89,9 +90,9 @@ def test_a_bomb_is_refused_before_it_is_unpacked(wire: Wire, wbits: int) -> None
     before = wire.figures()["memory_kb"]
     with connect(wire) as connection:
         call = connection.begin(headers_of(grpc_encoding="gzip" if wbits == 31 else "deflate"))
-        answer = connection.answers[call]
         connection.send_all(call, bomb)
         connection.await_answers([call])
+        answer = connection.answers[call]
     assert answer.grpc_status == INVALID_ARGUMENT, answer
     assert "unpacks to more than" in answer.message
     assert wire.figures()["memory_kb"] - before < (MAX_MESSAGE_BYTES >> 10) + 32 * 1024
@@ -103,17 +104,9 @@ def test_ten_thousand_headers(wire: Wire, count: int, value: bytes) -> None:
     before = wire.figures()["memory_kb"]
     headers = headers_of() + [(b"x-%d" % number, value) for number in range(count)]
     with connect(wire) as connection:
-        call = connection.begin(headers)
-        connection.send(call, framed(GOOD), last=True)
-        connection.flush()
-        connection.await_answers([call])
-        answer = connection.answers[call]
+        answer = called(connection, headers, framed(GOOD))
         assert answer.grpc_status in (OK, RESOURCE_EXHAUSTED), answer
-        again = connection.begin(headers_of())
-        connection.send(again, framed(GOOD), last=True)
-        connection.flush()
-        connection.await_answers([again])
-        assert connection.answers[again].grpc_status == OK
+        assert called(connection, headers_of(), framed(GOOD)).grpc_status == OK
     assert wire.figures()["memory_kb"] - before < 64 * 1024
 
 
@@ -167,13 +160,8 @@ def test_header_values_that_are_not_text(wire: Wire) -> None:
         (b"x-data-bin", b"!"),
     ):
         with connect(wire) as connection:
-            call = connection.begin(
-                [*(header for header in headers_of() if header[0] != name), (name, value)]
-            )
-            connection.send(call, framed(GOOD), last=True)
-            connection.flush()
-            connection.await_answers([call])
-            answer = connection.answers[call]
+            others = [header for header in headers_of() if header[0] != name]
+            answer = called(connection, [*others, (name, value)], framed(GOOD))
             assert answer.grpc_status in (OK, UNIMPLEMENTED, INTERNAL, None), answer
             assert "internal error" not in answer.message
     assert not [line for line in wire.server.log if json.loads(line)["level"] not in ("info", "warning")]

@@ -5,9 +5,10 @@ status codes.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import numpy as np
-from fuzz.attackers.raw import Connection, headers_of
+from fuzz.attackers.raw import Answer, Connection, Header, headers_of
 from fuzz.attackers.wire import Wire
 from support.server.rig import request
 
@@ -36,13 +37,18 @@ END_STREAM, END_HEADERS = 1, 4
 def sent(wire: Wire, data: bytes, **changed: str | None) -> tuple[int | None, str]:
     """Return status and message of one call with this body."""
     with connect(wire) as connection:
-        call = connection.begin(headers_of("ModelInfer", **changed), last=not data)
-        if data:
-            connection.send(call, data, last=True)
-        connection.flush()
-        connection.await_answers([call])
-        answer = connection.answers[call]
+        answer = called(connection, headers_of("ModelInfer", **changed), data)
         return answer.grpc_status, answer.message
+
+
+def called(connection: Connection, headers: Sequence[Header], data: bytes) -> Answer:
+    """Return the answer to a call with this body."""
+    call = connection.begin(headers, last=not data)
+    if data:
+        connection.send(call, data, last=True)
+    connection.flush()
+    connection.await_answers([call])
+    return connection.answers[call]
 
 
 def closed_by_server(connection: Connection) -> bool:
