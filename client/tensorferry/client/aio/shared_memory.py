@@ -58,6 +58,10 @@ class SharedMemory(Generic[ArrayT, ResultT]):
         self._tensors: SharedTensors[ArrayT, ResultT] | None = None
 
     async def __aenter__(self) -> Self:
+        if self._tensors is not None:
+            raise RuntimeError(
+                "this shared memory exists already: call client.shared_memory(...) for each `with` statement"
+            )
         context = self._client._settings.begin(self._timeout)
         metadata = await self._client._known(self._model, self._version, context)
         tensors = self._make(metadata)
@@ -105,7 +109,11 @@ class SharedMemory(Generic[ArrayT, ResultT]):
         """
         context = self._client._settings.of_call(metadata).begin(timeout, request_id or "")
         rpc = self._entered().infer(rows, request_id, parameters)
-        result = await self._client._run(rpc, context)
+        try:
+            result = await self._client._run(rpc, context)
+        except InferenceError as error:
+            self._client._cache.refused(self._model, self._version, error)
+            raise
         return await self._client._compared(cast("pb.ModelInferRequest", rpc.message), context, result)
 
     def _entered(self) -> SharedTensors[ArrayT, ResultT]:
