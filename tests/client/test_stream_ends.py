@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from client.conftest import Streams
-from client.scripted import Context, Hang, ScriptedServicer, rows, streamed
+from client.scripted import Context, Hang, ScriptedServer, ScriptedServicer, rows, streamed
 
 from tensorferry import client as tf
 from tensorferry.client import InferenceClient, StreamRequest, aio
@@ -166,6 +166,33 @@ async def test_what_a_source_raises_ends_the_stream(
     assert (await anext(outcomes)).id == "r0"
     with pytest.raises(kind):
         await asyncio.wait_for(anext(outcomes), 30)
+
+
+async def test_a_client_that_is_closed_before_its_stream_begins(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with aio.InferenceClient([server.target, "localhost:1"]) as client:
+        connect = client._stream_connection
+
+        async def connect_and_close(context: Any) -> Any:
+            connection = await connect(context)
+            await client.close()
+            return connection
+
+        monkeypatch.setattr(client, "_stream_connection", connect_and_close)
+        with pytest.raises(tf.ClientClosed):
+            await anext(client.stream("row", rows(1)))
+
+
+def test_a_sequence_needs_a_model_with_one_answer(
+    servicer: ScriptedServicer, client: InferenceClient
+) -> None:
+    servicer.models["row"].properties["streams"] = "true"
+    with (
+        client.sequence("row") as sequence,
+        pytest.raises(tf.InvalidInput, match="because it answers in streams"),
+    ):
+        sequence.infer({"x": [1]})
 
 
 def test_a_sequence_begins_with_the_first_request_that_is_sent(client: InferenceClient) -> None:

@@ -195,9 +195,9 @@ class InferenceCalls(SharedMemoryCalls):
     async def _stream(
         self, plan: StreamPlan, requests: AsyncGenerator[StreamRequest]
     ) -> AsyncGenerator[Outcome]:
-        self._check_open()
         context = plan.settings.begin(plan.timeout)
         connection = await self._stream_connection(context)
+        self._check_open()
 
         async def encode(request: StreamRequest) -> pb.ModelInferRequest:
             of_request = context.of_request(request.request_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages.metadata import ModelMetadata
 from tensorferry.protos import inference_pb2 as pb
 
@@ -21,8 +22,14 @@ def gives_several(metadata: ModelMetadata) -> bool:
 
 
 def take_several(request: pb.ModelInferRequest, metadata: ModelMetadata) -> None:
-    """Ask to be told of the last answer, if the model answers in streams."""
+    """Ask to be told of the last answer, if the model answers in streams.
+
+    Raises InvalidInput for a request of a sequence, each of which has one answer.
+    """
     if gives_several(metadata):
+        if of_sequence(request):
+            expected = "requests without a sequence, because it answers in streams"
+            raise InvalidInput(f"model {metadata.name!r}", expected, "one of a sequence", "call stream()")
         request.parameters[_EMPTY_FINAL].bool_param = True
 
 

@@ -195,9 +195,9 @@ class InferenceCalls(SharedMemoryCalls):
     def _stream(
         self, plan: StreamPlan, requests: Generator[StreamRequest, None, None]
     ) -> Generator[Outcome, None, None]:
-        self._check_open()
         context = plan.settings.begin(plan.timeout)
         connection = self._stream_connection(context)
+        self._check_open()
 
         def encode(request: StreamRequest) -> pb.ModelInferRequest:
             of_request = context.of_request(request.request_id)
