@@ -46,11 +46,13 @@ class Limits:
         return self.nbytes - min(_ANSWER_OVERHEAD, self.nbytes // 2)
 
     def admit(self, message: pb.ModelInferRequest) -> bool:
-        """Return whether the request is surely within the limits. It is called for each request."""
-        if message.ByteSize() > self.nbytes:
-            return False
+        """Return whether the request is within the limits. It is called for each request."""
         rows = max([tensor.shape[0] for tensor in message.inputs if tensor.shape], default=0)
-        return rows <= self.rows and rows * self.answer_row <= self.answer_nbytes
+        if rows > self.rows or rows * self.answer_row > self.answer_nbytes:
+            return False
+        # Only near the limit, because ByteSize serializes the message.
+        contents = sum(map(len, message.raw_input_contents))
+        return contents <= self.nbytes // 2 or message.ByteSize() <= self.nbytes
 
 
 def limits_of(metadata: ModelMetadata, max_message_bytes: int) -> Limits | None:
