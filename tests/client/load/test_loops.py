@@ -122,9 +122,15 @@ def test_the_intended_time_decides_whether_a_request_counts() -> None:
     assert (tally.arrived, tally.rows) == (1, 4), "rates are of all answers that came within the measurement"
 
 
-def test_requests_beyond_the_most_in_flight_fail_unsent() -> None:
+@pytest.mark.parametrize(
+    ("oversleep", "most", "sent"),
+    [(0.0, 2, 2), (9.9, 9, 3), (10.1, 9, 0)],
+)
+def test_what_is_one_too_many_in_flight_or_too_late_fails_unsent(
+    oversleep: float, most: int, sent: int
+) -> None:
     calls = FakeCalls()
-    loop = open_loop(Time(), calls, 0.0, 10.0, most=2)
+    loop = open_loop(Time(oversleep=oversleep), calls, 0.0, 10.0, most)
     loop.run([Arrival(at, 1) for at in (1.0, 2.0, 3.0)], 0.0)
-    assert len(calls.started) == 2
-    assert loop.take().failures["NOT_SENT"][0] == 1
+    assert len(calls.started) == sent
+    assert loop.take().failures.get("NOT_SENT", (0, ""))[0] == 3 - sent

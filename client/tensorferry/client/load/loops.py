@@ -16,7 +16,13 @@ Clock = Callable[[], float]
 
 # Requests that an open loop has in flight at most, because each takes some kilobytes.
 MOST_IN_FLIGHT = 20_000
-_NOT_SENT = ("NOT_SENT", f"{MOST_IN_FLIGHT} requests of one load process were in flight")
+# Time after the end in which a late sender still sends.
+LATE_SECONDS = 1.0
+_NO_ROOM = ("NOT_SENT", f"{MOST_IN_FLIGHT} requests of one load process were in flight")
+_TOO_LATE = (
+    "NOT_SENT",
+    "the load process could not send it before the end: use more --processes or a lower --rate",
+)
 
 
 class Loop:
@@ -113,7 +119,7 @@ class OpenLoop(Loop):
 
     A latency is from the intended time to the answer, so that a late sender hides no delay. It
     counts if the intended time lies in the measurement. A request that would be one too many in
-    flight fails unsent.
+    flight, or more than a second behind the end, fails unsent.
     """
 
     def __init__(
@@ -143,13 +149,15 @@ class OpenLoop(Loop):
             with self._lock:
                 if intended >= self.begin:
                     self._tally.lags.append(now - intended)
-                sendable = self._in_flight <= self._most
-                self._in_flight += sendable
-            if sendable:
+                failure = _TOO_LATE if now > self.end + LATE_SECONDS else None
+                if self._in_flight > self._most:
+                    failure = _NO_ROOM
+                self._in_flight += failure is None
+            if failure is None:
                 done = functools.partial(self._done, intended, arrival.rows)
                 next(self._turns).start(next(self._bodies[arrival.rows]), done)
             else:
-                self._ended(intended, now, 0.0, 0, _NOT_SENT)
+                self._ended(intended, now, 0.0, 0, failure)
         self._left()
 
     def _done(self, intended: float, rows: int, failure: Failure | None) -> None:

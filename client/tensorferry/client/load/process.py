@@ -17,12 +17,12 @@ import grpc
 from tensorferry.client.connection import channel
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.load.calls import Calls, StreamCalls, UnaryCalls
-from tensorferry.client.load.loops import ClosedLoop, Loop, OpenLoop
+from tensorferry.client.load.loops import LATE_SECONDS, ClosedLoop, Loop, OpenLoop
 from tensorferry.client.load.records import LoadError, Part, Tally, Target
 
 INTERVAL_SECONDS = 1.0
-# Time after its deadline in which gRPC ends a call.
-_MARGIN_SECONDS = 1.0
+# Time for the last call to begin, and after its deadline in which gRPC ends it.
+_MARGIN_SECONDS = LATE_SECONDS + 1.0
 
 Bodies = Mapping[int, Sequence[bytes]]
 
