@@ -158,6 +158,7 @@ def test_a_token_needs_a_local_target_or_tls_or_consent() -> None:
         "localhost.example:1",
         "0.0.0.0:1",
         "ipv4:127.0.0.1:1,10.0.0.7:1",
+        "dns://10.0.0.7/localhost:1",
         "xds:///localhost",
     ):
         with pytest.raises(ValueError, match="in plain text") as caught:

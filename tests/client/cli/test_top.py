@@ -244,6 +244,7 @@ def test_unusable_answers(site: WebServer, capsys: Output) -> None:
         (404, b"", "the server is not tensorferry, or an older version"),
         (403, b"", "answered 403"),
         (200, b"<html>", "give the metrics' port"),
+        (200, b"[" * 100_000, "give the metrics' port"),
         (200, b"[]", "needs schema 1"),
         (200, b'{"schema": 2}', "needs schema 1"),
     ):

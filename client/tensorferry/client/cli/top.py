@@ -116,7 +116,7 @@ def read(url: str, timeout: float = 5.0) -> Status:
             ) from None
         reason = getattr(error, "reason", None) or error
         raise StatusError(f"no server answers at {url} ({reason}): {_HOW}") from None
-    except ValueError:
+    except (RecursionError, ValueError):
         raise StatusError(f"{url} returns no status: give the metrics' port, not the one of gRPC") from None
     if not isinstance(status, dict) or status.get("schema") != _SCHEMA:
         raise StatusError(f"{url} returns no status that this version understands: it needs schema {_SCHEMA}")

@@ -43,8 +43,9 @@ def _is_local(target: str) -> bool:
     """Return whether the target is on this machine."""
     if target.startswith(("unix:", "unix-abstract:")):
         return True
-    # Remove gRPC's resolver prefix, as in dns:///host:port or ipv4:address:port,address:port.
-    address = re.sub(r"^(?:dns:(?://[^/]*/)?|ipv[46]:)", "", target)
+    # Remove gRPC's resolver prefix, as in dns:///host:port or ipv4:address:port,address:port. A DNS server in it,
+    # as in dns://server/host:port, may resolve any name to any address.
+    address = re.sub(r"^(?:dns:(?:///)?|ipv[46]:)", "", target)
     return all(_is_local_host(one) for one in address.split(","))
 
 
