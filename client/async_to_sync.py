@@ -33,6 +33,7 @@ RULES = (
     (r"\b__a(enter|exit)__\b", r"__\1__"),
     (r"\baclosing\b", "closing"),
     (r"\baclose\(\)", "close()"),
+    (r"\banext\b", "next"),
     (r"\bimport asyncio\b", "import time"),
     (r"\basyncio\.sleep\b", "time.sleep"),
     (r"\btensorferry\.client\.aio\b", "tensorferry.client.threads"),

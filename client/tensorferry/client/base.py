@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 import grpc
@@ -18,7 +17,6 @@ from tensorferry.client.connection.context import (
     Compression,
     Headers,
     compression_of,
-    seconds_of,
 )
 from tensorferry.client.connection.endpoints import (
     MOST_CONNECTIONS,
@@ -29,28 +27,13 @@ from tensorferry.client.connection.endpoints import (
 from tensorferry.client.connection.retry import DEFAULT_RETRY, Attempts, Retry, RetryBudget, retry_of
 from tensorferry.client.connection.target import targets_of
 from tensorferry.client.errors import ClientClosed, InferenceError, InvalidInput
-from tensorferry.client.inflight import InFlight
 from tensorferry.client.messages import answers, arguments, chunks, codec
-from tensorferry.client.messages.codec import Answer, Outputs, Parameter, StreamDefaults, StreamRequest
+from tensorferry.client.messages.codec import Answer, StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata, server_processes
 from tensorferry.client.messages.metadata_cache import MetadataCache
 from tensorferry.protos import inference_pb2 as pb
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPlan:
-    """The checked arguments of one stream."""
-
-    model: str
-    version: str
-    settings: CallSettings
-    timeout: float | None
-    in_flight: InFlight
-    defaults: StreamDefaults
-    order: channel.CallMetadata
-    raises: bool
 
 
 class ClientBase(ABC):
@@ -167,31 +150,3 @@ class ClientBase(ABC):
             return (encoded,)
         known = self._cache.get(model, version)
         return (encoded,) if known is None else chunks.split(request, encoded, known, limits)
-
-    def _plan_stream(
-        self,
-        model: str,
-        version: str,
-        ordered: bool,
-        max_in_flight: int,
-        timeout: float | None,
-        outputs: Outputs | None,
-        parameters: Mapping[str, Parameter] | None,
-        metadata: Headers,
-        compression: Compression | None,
-        on_error: str,
-    ) -> StreamPlan:
-        arguments.model(model, version)
-        if on_error not in ("raise", "yield"):
-            change = "'raise' ends the stream, 'yield' goes on"
-            raise InvalidInput("on_error", "'raise' or 'yield'", arguments.shown(on_error), change)
-        return StreamPlan(
-            model,
-            version,
-            self._settings.of_call(metadata, compression),
-            seconds_of(timeout),
-            InFlight(max_in_flight, ordered=ordered),
-            StreamDefaults(outputs, parameters),
-            () if ordered else channel.COMPLETION_ORDER,
-            on_error == "raise",
-        )

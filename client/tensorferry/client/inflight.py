@@ -34,7 +34,7 @@ class InFlight:
 
     def __init__(self, limit: int, *, ordered: bool) -> None:
         self._limit = integer("max_in_flight", limit, 1, 2**31 - 1)
-        self._ordered = ordered
+        self.ordered = ordered
         self._outcomes: dict[str, Outcome | None] = {}
         # Of the same requests.
         self._messages: dict[str, pb.ModelInferRequest | None] = {}
@@ -81,7 +81,7 @@ class InFlight:
         if several and isinstance(outcome, InferenceResult) and not outcome.outputs:
             # It only says that there are no more.
             del self._outcomes[request_id], self._messages[request_id]
-            if not self._ordered:
+            if not self.ordered:
                 self._done.pop()
 
     def settle(self, request_id: str, outcome: Outcome) -> None:
@@ -99,7 +99,7 @@ class InFlight:
             )
         self._outcomes[request_id] = outcome
         self._awaited -= 1
-        if not self._ordered:
+        if not self.ordered:
             self._done.append(request_id)
 
     def end(
@@ -135,7 +135,7 @@ class InFlight:
         """Remove and return the next outcome, after which its id may be used again; None if none is due."""
         if self._earlier:
             return self._earlier.popleft()
-        if self._ordered:
+        if self.ordered:
             request_id = next(iter(self._outcomes), None)
         else:
             request_id = self._done.popleft() if self._done else None

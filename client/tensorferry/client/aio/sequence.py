@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from tensorferry.client.aio import waits
 from tensorferry.client.errors import InvalidInput
@@ -22,11 +22,13 @@ class InferenceSequence:
     left. After an error the sequence is over. One task at a time may use it.
     """
 
-    def __init__(self, stream: Callable[[Any], AsyncGenerator[Any]]) -> None:
-        self._stream = stream
+    def __init__(
+        self, stream: Callable[[AsyncGenerator[StreamRequest]], AsyncGenerator[InferenceResult]]
+    ) -> None:
         self._requests: waits.Queue[StreamRequest | None] = waits.Queue()
-        self._results: AsyncGenerator[Any] | None = None
-        self._over = False
+        # Begins with the first request.
+        self._results = stream(self._sent())
+        self._begun = self._over = False
         # Not of `random`: two programs with the same seed would use the same ids.
         self.id = 1 + secrets.randbelow(_MOST)
 
@@ -46,19 +48,13 @@ class InferenceSequence:
         if self._over:
             raise InvalidInput("the sequence", "one that goes on", "one that is over", "begin another one")
         of_sequence: dict[str, Parameter] = {"sequence_id": self.id, "sequence_end": end}
-        of_sequence["sequence_start"] = self._results is None
+        of_sequence["sequence_start"] = not self._begun
         request = StreamRequest(inputs, request_id, outputs, {**(parameters or {}), **of_sequence})
-        self._over = True
-        if self._results is None:
-            self._results = self._stream(self._sent())
+        self._begun = self._over = True
         await self._requests.put(request)
-        async for result in self._results:
-            self._over = end
-            answered: InferenceResult = result
-            return answered
-        raise InvalidInput(
-            "the sequence", "one that goes on", "one whose stream has ended", "begin another one"
-        )
+        result = await anext(self._results)
+        self._over = end
+        return result
 
     async def _sent(self) -> AsyncGenerator[StreamRequest]:
         while (request := await self._requests.get()) is not None:
@@ -72,5 +68,4 @@ class InferenceSequence:
     ) -> None:
         self._over = True
         await self._requests.put(None)
-        if self._results is not None:
-            await self._results.aclose()
+        await self._results.aclose()

@@ -11,14 +11,27 @@ from typing import Any, Literal, TypeVar, overload
 import grpc
 
 from tensorferry.client import errors
-from tensorferry.client.base import StreamPlan
-from tensorferry.client.connection.context import CallContext, Compression, Headers
+from tensorferry.client.connection.channel import COMPLETION_ORDER
+from tensorferry.client.connection.context import (
+    CallContext,
+    CallSettings,
+    Compression,
+    Headers,
+    seconds_of,
+)
 from tensorferry.client.connection.endpoints import Connection
 from tensorferry.client.connection.retry import Attempts, is_repeatable
-from tensorferry.client.errors import InferenceError, ResourceExhausted
-from tensorferry.client.inflight import Outcome
-from tensorferry.client.messages import chunks, codec, rpcs
-from tensorferry.client.messages.codec import InferenceResult, Inputs, Outputs, Parameter, StreamRequest
+from tensorferry.client.errors import InferenceError, InvalidInput, ResourceExhausted
+from tensorferry.client.inflight import InFlight, Outcome
+from tensorferry.client.messages import arguments, chunks, codec, rpcs
+from tensorferry.client.messages.codec import (
+    InferenceResult,
+    Inputs,
+    Outputs,
+    Parameter,
+    StreamDefaults,
+    StreamRequest,
+)
 from tensorferry.client.messages.rpcs import Rpc
 from tensorferry.client.threads import stream
 from tensorferry.client.threads.sequence import InferenceSequence
@@ -151,19 +164,19 @@ class InferenceCalls(SharedMemoryCalls):
         >>> [result["probabilities"].shape for result in client.stream("digits", requests)]
         [(1, 10), (1, 10), (1, 10)]
         """
-        plan = self._plan_stream(
+        arguments.model(model, version)
+        if on_error not in ("raise", "yield"):
+            change = "'raise' ends the stream, 'yield' goes on"
+            raise InvalidInput("on_error", "'raise' or 'yield'", arguments.shown(on_error), change)
+        return self._stream(
             model,
             version,
-            ordered,
-            max_in_flight,
-            timeout,
-            outputs,
-            parameters,
-            metadata,
-            compression,
-            on_error,
+            self._settings.of_call(metadata, compression),
+            seconds_of(timeout),
+            InFlight(max_in_flight, ordered=ordered),
+            stream.complete(requests, StreamDefaults(outputs, parameters)),
+            raises=on_error == "raise",
         )
-        return self._stream(plan, stream.complete(requests, plan.defaults))
 
     def sequence(
         self,
@@ -184,35 +197,49 @@ class InferenceCalls(SharedMemoryCalls):
         >>> result["probabilities"].shape
         (1, 10)
         """
-        in_order, in_flight = True, 1
-        plan = self._plan_stream(
-            model, version, in_order, in_flight, timeout, None, None, metadata, compression, "raise"
-        )
         return InferenceSequence(
-            lambda requests: self._stream(plan, stream.complete(requests, plan.defaults))
+            lambda requests: self.stream(
+                model,
+                requests,
+                version=version,
+                ordered=True,
+                max_in_flight=1,
+                timeout=timeout,
+                metadata=metadata,
+                compression=compression,
+            )
         )
 
     def _stream(
-        self, plan: StreamPlan, requests: Generator[StreamRequest, None, None]
+        self,
+        model: str,
+        version: str,
+        settings: CallSettings,
+        timeout: float | None,
+        in_flight: InFlight,
+        requests: Generator[StreamRequest, None, None],
+        *,
+        raises: bool,
     ) -> Generator[Outcome, None, None]:
-        context = plan.settings.begin(plan.timeout)
+        context = settings.begin(timeout)
         connection = self._stream_connection(context)
         self._check_open()
 
         def encode(request: StreamRequest) -> pb.ModelInferRequest:
             of_request = context.of_request(request.request_id)
-            return self._encode(plan.model, plan.version, of_request, request)
+            return self._encode(model, version, of_request, request)
 
         method = connection.stream_stub.ModelStreamInfer
-        call = functools.partial(self._begin, method, **context.options(plan.order))
-        outcomes = stream.run(call, requests, encode, plan.in_flight)
+        order = () if in_flight.ordered else COMPLETION_ORDER
+        call = functools.partial(self._begin, method, **context.options(order))
+        outcomes = stream.run(call, requests, encode, in_flight)
         with contextlib.closing(outcomes):
             for outcome, request in outcomes:
                 if request is not None:
                     outcome = self._settled(request, context, outcome)
                 if isinstance(outcome, InferenceError):
-                    self._cache.refused(plan.model, plan.version, outcome)
-                    if plan.raises:
+                    self._cache.refused(model, version, outcome)
+                    if raises:
                         try:
                             raise outcome
                         finally:

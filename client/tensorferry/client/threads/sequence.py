@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages.codec import InferenceResult, Inputs, Outputs, Parameter, StreamRequest
@@ -23,11 +23,13 @@ class InferenceSequence:
     left. After an error the sequence is over. One thread at a time may use it.
     """
 
-    def __init__(self, stream: Callable[[Any], Generator[Any, None, None]]) -> None:
-        self._stream = stream
+    def __init__(
+        self, stream: Callable[[Generator[StreamRequest, None, None]], Generator[InferenceResult, None, None]]
+    ) -> None:
         self._requests: waits.Queue[StreamRequest | None] = waits.Queue()
-        self._results: Generator[Any, None, None] | None = None
-        self._over = False
+        # Begins with the first request.
+        self._results = stream(self._sent())
+        self._begun = self._over = False
         # Not of `random`: two programs with the same seed would use the same ids.
         self.id = 1 + secrets.randbelow(_MOST)
 
@@ -47,19 +49,13 @@ class InferenceSequence:
         if self._over:
             raise InvalidInput("the sequence", "one that goes on", "one that is over", "begin another one")
         of_sequence: dict[str, Parameter] = {"sequence_id": self.id, "sequence_end": end}
-        of_sequence["sequence_start"] = self._results is None
+        of_sequence["sequence_start"] = not self._begun
         request = StreamRequest(inputs, request_id, outputs, {**(parameters or {}), **of_sequence})
-        self._over = True
-        if self._results is None:
-            self._results = self._stream(self._sent())
+        self._begun = self._over = True
         self._requests.put(request)
-        for result in self._results:
-            self._over = end
-            answered: InferenceResult = result
-            return answered
-        raise InvalidInput(
-            "the sequence", "one that goes on", "one whose stream has ended", "begin another one"
-        )
+        result = next(self._results)
+        self._over = end
+        return result
 
     def _sent(self) -> Generator[StreamRequest, None, None]:
         while (request := self._requests.get()) is not None:
@@ -73,5 +69,4 @@ class InferenceSequence:
     ) -> None:
         self._over = True
         self._requests.put(None)
-        if self._results is not None:
-            self._results.close()
+        self._results.close()
