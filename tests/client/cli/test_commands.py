@@ -77,7 +77,6 @@ def test_ctrl_c_is_quiet(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(InferenceClient, "__enter__", interrupt)
-    monkeypatch.setattr(bench, "open_channel", interrupt)
     assert command(["m"] if command is bench.main else []) == 130
     assert capsys.readouterr() == ("", "")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from client.load.measured import EIGHT, SIDE, measured, tally, with_spread
 
+from tensorferry.client import ModelStatistics
 from tensorferry.client.load import result_file, tables
 from tensorferry.client.load.result_file import Document
 from tensorferry.client.load.results import StepResult
@@ -82,7 +83,7 @@ def test_warnings_that_the_client_is_the_limit(
     assert all(text.startswith(start) for text, start in zip(result.warnings, warnings, strict=True))
 
 
-def statistics(scale: int) -> pb.ModelStatisticsResponse:
+def statistics(scale: int) -> tuple[ModelStatistics, ...]:
     answer = pb.ModelStatisticsResponse()
     for version in ("1", "2"):
         one = answer.model_stats.add(
@@ -95,7 +96,7 @@ def statistics(scale: int) -> pb.ModelStatisticsResponse:
         stats.compute_input.ns = stats.compute_output.ns = 10_000_000 * scale
         batch = one.batch_stats.add(batch_size=4)
         batch.compute_infer.count = 10 * scale
-    return answer
+    return ModelStatistics.from_message(answer)
 
 
 def test_the_servers_side_is_a_difference_over_all_versions() -> None:

@@ -10,54 +10,36 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
 import grpc
 
-from tensorferry.client import errors
 from tensorferry.client.cli.bench_flags import MODES, bench_parser, read_arguments
 from tensorferry.client.cli.inputs import shapes_of, without_inputs
 from tensorferry.client.cli.parser import INTERRUPTED
 from tensorferry.client.cli.server_flags import ServerConnection, with_connection
-from tensorferry.client.connection.channel import CallMetadata
 from tensorferry.client.connection.endpoints import connections_for
 from tensorferry.client.connection.target import TARGET_VARIABLE
-from tensorferry.client.errors import InferenceError
+from tensorferry.client.errors import InferenceError, Unimplemented
 from tensorferry.client.load import result_file, tables
 from tensorferry.client.load.conditions import Condition, find_rate, meets
-from tensorferry.client.load.process import open_channel
 from tensorferry.client.load.records import LoadError, Plan, Target
 from tensorferry.client.load.requests import RequestMaker
 from tensorferry.client.load.results import Interval, StepResult
 from tensorferry.client.load.run import LoadProcesses
 from tensorferry.client.load.server_statistics import StatisticsReader
 from tensorferry.client.load.steps import Step
-from tensorferry.client.messages import checks, codec
+from tensorferry.client.messages import checks
 from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata, server_processes
-from tensorferry.protos import inference_pb2 as pb
-from tensorferry.protos import inference_pb2_grpc, tensors
+from tensorferry.client.threads.client import InferenceClient
+from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 
 # Time for calls beside the load: metadata, and the first request, whose model may be cold; and statistics.
 _CALL_SECONDS, _STATISTICS_SECONDS = 60.0, 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Server:
-    """The server, called beside the load."""
-
-    stub: inference_pb2_grpc.GRPCInferenceServiceStub
-    metadata: CallMetadata
-
-    def call(self, method: str, request: object, timeout: float = _CALL_SECONDS) -> Any:
-        """Return the answer of a method; raise InferenceError."""
-        try:
-            return getattr(self.stub, method)(request, timeout=timeout, metadata=self.metadata)
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -72,22 +54,25 @@ def main(argv: Sequence[str]) -> int:
             parser.error(
                 f"{TARGET_VARIABLE} names {len(connection.targets)} servers: give one TARGET to measure"
             )
-        metadata = connection.metadata
-        target = Target(address, connection.tls, metadata, arguments.timeout, arguments.stream)
-        with open_channel(target) as opened:
-            server = _Server(inference_pb2_grpc.GRPCInferenceServiceStub(opened), metadata)
-            return _bench(arguments, target, server)
+        tls, metadata = connection.tls, connection.metadata
+        target = Target(address, tls, metadata, arguments.timeout, arguments.stream)
+        # For calls beside the load: over one connection, so to one process, whose statistics are read. The requests are
+        # compared with the metadata when they are made.
+        with InferenceClient(
+            address, tls=tls, metadata=metadata, check=False, retry=None, connections=1
+        ) as client:
+            return _bench(arguments, target, client)
 
     return with_connection(parser, arguments, run)
 
 
-def _bench(arguments: argparse.Namespace, target: Target, server: _Server) -> int:
-    metadata = _metadata(server, arguments.model, arguments.model_version, arguments.input)
+def _bench(arguments: argparse.Namespace, target: Target, client: InferenceClient) -> int:
+    metadata = _metadata(client, arguments.model, arguments.model_version, arguments.input)
     arguments.plan = replace(arguments.plan, least_connections=connections_for(server_processes(metadata)))
-    bodies = _bodies(arguments, server, metadata)
-    wanted = pb.ModelStatisticsRequest(name=arguments.model, version=arguments.model_version)
-    reader = StatisticsReader(lambda: server.call("ModelStatistics", wanted, _STATISTICS_SECONDS))
-    about = _about(arguments, target, server)
+    bodies = _bodies(arguments, client, metadata)
+    named = (arguments.model, arguments.model_version)
+    reader = StatisticsReader(lambda: client.statistics(*named, timeout=_STATISTICS_SECONDS))
+    about = _about(arguments, target, client)
     results: list[StepResult] = []
     interrupted, failure = False, None
     try:
@@ -139,7 +124,7 @@ def _bench(arguments: argparse.Namespace, target: Target, server: _Server) -> in
     return 1 if complaints else 0
 
 
-def _about(arguments: argparse.Namespace, target: Target, server: _Server) -> dict[str, Any]:
+def _about(arguments: argparse.Namespace, target: Target, client: InferenceClient) -> dict[str, Any]:
     """Return the fields of a document that describe the test."""
     plan: Plan = arguments.plan
     return {
@@ -147,7 +132,7 @@ def _about(arguments: argparse.Namespace, target: Target, server: _Server) -> di
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": arguments.command,
         "target": target.address,
-        "server": _server_name(server),
+        "server": _server_name(client),
         "model": arguments.model,
         "model_version": arguments.model_version,
         "mode": MODES[arguments.mode],
@@ -167,7 +152,7 @@ def _about(arguments: argparse.Namespace, target: Target, server: _Server) -> di
 
 
 def _bodies(
-    arguments: argparse.Namespace, server: _Server, metadata: ModelMetadata
+    arguments: argparse.Namespace, client: InferenceClient, metadata: ModelMetadata
 ) -> Mapping[int, Sequence[bytes]]:
     """Return the requests by their number of rows."""
     plan = arguments.plan
@@ -184,7 +169,13 @@ def _bodies(
     if not arguments.stream:
         # Once, so that a wrong request fails before the load begins.
         try:
-            codec.decode(server.call("ModelInfer", pb.ModelInferRequest.FromString(bodies[sizes[0]][0])))
+            client.infer(
+                arguments.model,
+                maker.inputs(sizes[0]),
+                version=arguments.model_version,
+                timeout=_CALL_SECONDS,
+                parameters=arguments.parameter,
+            )
         except InferenceError as error:
             if metadata.inputs:
                 raise
@@ -192,14 +183,15 @@ def _bodies(
     return bodies
 
 
-def _metadata(server: _Server, model: str, model_version: str, arrays: Mapping[str, Array]) -> ModelMetadata:
+def _metadata(
+    client: InferenceClient, model: str, model_version: str, arrays: Mapping[str, Array]
+) -> ModelMetadata:
     try:
-        answer = server.call("ModelMetadata", pb.ModelMetadataRequest(name=model, version=model_version))
-    except errors.Unimplemented:
+        metadata = client.metadata(model, model_version, timeout=_CALL_SECONDS)
+    except Unimplemented:
         if not arrays:
             raise
-        answer = pb.ModelMetadataResponse(name=model)
-    metadata = ModelMetadata.from_message(answer)
+        metadata = ModelMetadata(model, (), "", (), ())
     if metadata.inputs:
         return metadata
     # The files say all that a request needs. Rows are on axis 0 if all files have as many.
@@ -214,10 +206,10 @@ def _metadata(server: _Server, model: str, model_version: str, arrays: Mapping[s
     return replace(metadata, inputs=inputs)
 
 
-def _server_name(server: _Server) -> str | None:
+def _server_name(client: InferenceClient) -> str | None:
     """Return name and version of the server; None if it does not say."""
     try:
-        answer = server.call("ServerMetadata", pb.ServerMetadataRequest())
+        answer = client.server_metadata(timeout=_CALL_SECONDS)
     except InferenceError:
         return None
     return f"{answer.name} {answer.version}".strip()

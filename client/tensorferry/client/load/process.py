@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -50,18 +49,17 @@ def main(connection: Connection, target: Target, bodies: Bodies) -> None:
                 connection.send(LoadError(str(error)))
 
 
-def open_channel(target: Target) -> Any:
-    """Return a channel to a server, without retries, which would hide failures. InvalidInput for unusable files."""
-    credentials = channel.channel_credentials(target.tls, None)
-    options = channel.channel_options(channel.DEFAULT_MAX_MESSAGE_BYTES, ())
-    return channel.open_channel(grpc, target.address, credentials, channel.stream_options(options))
-
-
 @contextlib.contextmanager
 def opened(target: Target, connections: int) -> Iterator[list[Calls]]:
     """Connect, and yield the calls of each connection; raise grpc.FutureTimeoutError if there is no connection in time."""
+    credentials = channel.channel_credentials(target.tls, None)
+    # Without retries, which would hide failures.
+    options = channel.stream_options(channel.channel_options(channel.DEFAULT_MAX_MESSAGE_BYTES, ()))
     with contextlib.ExitStack() as stack:
-        channels = [stack.enter_context(open_channel(target)) for _ in range(connections)]
+        channels = [
+            stack.enter_context(channel.open_channel(grpc, target.address, credentials, options))
+            for _ in range(connections)
+        ]
         for made in channels:
             grpc.channel_ready_future(made).result(target.connect_timeout)
         kind = StreamCalls if target.stream else UnaryCalls

@@ -62,16 +62,22 @@ class RequestMaker:
         # All rows of the longest file are sent.
         lengths = [len(array) for array in self.arrays.values() if array.ndim] if self._by_rows else []
         number = max([1, *(-(-length // rows) for length in lengths)]) if self.arrays else _RANDOM_REQUESTS
-        sent = [each for each in self.model.inputs if not each.optional or each.name in self.arrays]
         made: list[bytes] = []
         for at in range(number):
-            inputs = {tensor.name: self._part(tensor, rows, at) for tensor in sent}
-            request = codec.request_of(inputs, None, None, self.parameters)
+            request = codec.request_of(self.inputs(rows, at), None, None, self.parameters)
             message = codec.encode(self.model.name, self.version, request, self.model)
             made.append(message.SerializeToString())
             if (at + 1) * len(made[0]) >= _MOST_BYTES:
                 break
         return tuple(made)
+
+    def inputs(self, rows: int, at: int = 0) -> dict[str, Array]:
+        """Return the arrays of one request, number `at`."""
+        return {
+            tensor.name: self._part(tensor, rows, at)
+            for tensor in self.model.inputs
+            if not tensor.optional or tensor.name in self.arrays
+        }
 
     def _part(self, tensor: TensorMetadata, rows: int, at: int) -> Array:
         array = self.arrays.get(tensor.name)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tensorferry.client import errors
-from tensorferry.protos import inference_pb2 as pb
+from tensorferry.client.messages.statistics import ModelStatistics
 
-# Totals of a model since the server started, over its versions: counts and nanoseconds by name,
-# and batches by their number of rows.
-Totals = Counter[str | int]
+# Totals of a model since the server started, over its versions: counts and seconds by name, and batches by their number
+# of rows.
+Totals = dict[str | int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +30,23 @@ class ServerSide:
     batches_by_rows: Mapping[int, int]
 
 
-def totals_of(answer: pb.ModelStatisticsResponse) -> Totals:
+def totals_of(models: Sequence[ModelStatistics]) -> Totals:
     """Add up the versions of a model."""
-    totals = Totals()
-    for one in answer.model_stats:
-        stats = one.inference_stats
+    totals: Counter[Any] = Counter()
+    for one in models:
         totals.update(
-            answered=stats.success.count,
-            failed=stats.fail.count,
-            queue_count=stats.queue.count,
-            queue_ns=stats.queue.ns,
-            compute_count=stats.compute_infer.count,
-            compute_ns=stats.compute_input.ns + stats.compute_infer.ns + stats.compute_output.ns,
-            rows=one.inference_count,
-            batches=one.execution_count,
+            answered=one.success.count,
+            failed=one.failure.count,
+            queue_count=one.queue.count,
+            queue_seconds=one.queue.seconds,
+            compute_count=one.compute_infer.count,
+            compute_seconds=one.compute_input.seconds
+            + one.compute_infer.seconds
+            + one.compute_output.seconds,
+            rows=one.rows,
+            batches=one.executions,
         )
-        for batch in one.batch_stats:
-            totals[batch.batch_size] += batch.compute_infer.count
+        totals.update({batch.rows: batch.compute_infer.count for batch in one.batches})
     return totals
 
 
@@ -53,19 +54,19 @@ def difference(before: Totals | None, after: Totals | None) -> ServerSide | None
     """Return what happened between two totals; None if one is missing, or if the server restarted between."""
     if before is None or after is None:
         return None
-    grown = Totals(after)
+    grown: Counter[Any] = Counter(after)
     grown.subtract(before)
     if grown["answered"] < 0 or grown["batches"] < 0:
         return None
 
-    def mean(total: str, count: str, unit: float = 1.0) -> float | None:
-        return grown[total] / grown[count] / unit if grown[count] else None
+    def mean(total: str, count: str) -> float | None:
+        return grown[total] / grown[count] if grown[count] else None
 
     return ServerSide(
         grown["answered"],
         grown["failed"],
-        mean("queue_ns", "queue_count", 1e9),
-        mean("compute_ns", "compute_count", 1e9),
+        mean("queue_seconds", "queue_count"),
+        mean("compute_seconds", "compute_count"),
         mean("rows", "batches"),
         {
             rows: grown[rows]
@@ -81,7 +82,7 @@ class StatisticsReader:
     `ask` calls ModelStatistics, and raises InferenceError.
     """
 
-    def __init__(self, ask: Callable[[], pb.ModelStatisticsResponse]) -> None:
+    def __init__(self, ask: Callable[[], Sequence[ModelStatistics]]) -> None:
         self._ask = ask
         self.missing = ""
         """Why the server has no statistics; "" if it has."""
@@ -91,12 +92,12 @@ class StatisticsReader:
         if self.missing:
             return None
         try:
-            answer = self._ask()
+            models = self._ask()
         except errors.InferenceError as failure:
             if isinstance(failure, errors.Unimplemented):
                 self.missing = f"the server has no ModelStatistics ({failure})"
             elif not isinstance(failure, errors.DeadlineExceeded):
                 self.missing = str(failure)
             return None
-        self.missing = "" if answer.model_stats else "the answer of ModelStatistics is empty"
-        return None if self.missing else totals_of(answer)
+        self.missing = "" if models else "the answer of ModelStatistics is empty"
+        return None if self.missing else totals_of(models)
