@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar
 from tensorferry.client.connection.cuda_memory import CudaMemory
 from tensorferry.client.connection.device_arrays import DeviceArray, DeviceResult
 from tensorferry.client.connection.system_memory import SystemMemory
-from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages.codec import Answer, InferenceResult, Parameter
 from tensorferry.client.messages.metadata import ModelMetadata
 from tensorferry.client.messages.rpcs import Rpc, nothing
@@ -25,13 +24,6 @@ RELEASE_POLL_SECONDS = 0.01
 
 ArrayT = TypeVar("ArrayT")
 ResultT = TypeVar("ResultT", bound=Answer[Any])
-
-
-def check_one_target(targets: tuple[str, ...]) -> None:
-    """Raise InvalidInput if requests could reach a server that does not know the region."""
-    if len(targets) > 1:
-        change = "use a client of one server on this machine"
-        raise InvalidInput("shared memory", "a client of one target", f"{len(targets)} targets", change)
 
 
 class SharedTensors(ABC, Generic[ArrayT, ResultT]):

@@ -20,13 +20,7 @@ from client.scripted import ScriptedServer
 
 from tensorferry.client import InferenceClient, Retry, Unavailable
 from tensorferry.client.connection.endpoints import Endpoints
-from tensorferry.client.connection.retry import (
-    ANSWERED_KEY,
-    AttemptEnd,
-    Attempts,
-    RetryBudget,
-    attempt_end,
-)
+from tensorferry.client.connection.retry import ANSWERED_KEY, Attempts, RetryBudget
 from tensorferry.client.errors import of_code
 from tensorferry.protos import inference_pb2 as pb
 
@@ -143,40 +137,45 @@ REFUSED = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0
 
 
 @pytest.mark.parametrize(
-    ("text", "trailers", "retry_after", "ending"),
+    ("text", "trailers", "retry_after", "retries"),
     [
-        (REFUSED, (), None, AttemptEnd.NEVER_SENT),
-        ("DNS resolution failed for a:1", (), None, AttemptEnd.NEVER_SENT),
-        ("Socket closed", (), None, AttemptEnd.UNKNOWN),
-        ("Stream removed (Socket closed)", (), None, AttemptEnd.UNKNOWN),
-        ("what core may say one day", (), None, AttemptEnd.UNKNOWN),
+        (REFUSED, (), None, (3, 3)),
+        ("DNS resolution failed for a:1", (), None, (3, 3)),
+        ("Socket closed", (), None, (1, 0)),
+        ("what core may say one day", (), None, (1, 0)),
         # Envoy's messages for a reset connection, and for an unreachable server.
-        ("upstream connect error or disconnect/reset before headers", (("server", "envoy"),), None, AttemptEnd.UNKNOWN),
-        (REFUSED, (("server", "envoy"),), None, AttemptEnd.UNKNOWN),
-        ("the model is not ready", ((ANSWERED_KEY, "1"),), None, AttemptEnd.ANSWERED),
-        ("the device failed", (), 1.0, AttemptEnd.ANSWERED),
-        ("full", (("grpc-retry-pushback-ms", "-1"),), None, AttemptEnd.FINAL),
+        ("upstream connect error or disconnect/reset before headers", (("server", "envoy"),), None, (1, 0)),
+        (REFUSED, (("server", "envoy"),), None, (1, 0)),
+        ("the model is not ready", ((ANSWERED_KEY, "1"),), None, (3, 3)),
+        ("the device failed", (), 1.0, (3, 3)),
+        ("full", (("grpc-retry-pushback-ms", "-1"),), None, (0, 0)),
     ],
 )  # fmt: skip
-def test_attempts_are_classified(
-    text: str, trailers: tuple[tuple[str, str], ...], retry_after: float | None, ending: AttemptEnd
+def test_the_end_of_an_attempt_decides_about_the_next(
+    text: str, trailers: tuple[tuple[str, str], ...], retry_after: float | None, retries: tuple[int, int]
 ) -> None:
+    """Retries of a request by itself, and of one of a sequence."""
     error = of_code(grpc.StatusCode.UNAVAILABLE, text, "", retry_after)
-    assert attempt_end(Call(trailers), error) is ending
+    for parameters, expected in zip(({}, SEQUENCE_PARAMETERS), retries, strict=True):
+        attempts = attempts_of(pb.ModelInferRequest(parameters=parameters))
+        assert [attempts.delay(error, Call(trailers), None) is not None for _ in range(4)].count(
+            True
+        ) == expected
 
 
 def test_one_retry_at_most_after_an_unknown_end() -> None:
     """After a broken connection, a refusal and another broken connection there is no further attempt."""
-    endpoints = Endpoints([cast(Any, object)])
-    attempts = Attempts(RetryBudget(Retry()), pb.ModelInferRequest(), endpoints)
-    attempts.next()
+    attempts = attempts_of(pb.ModelInferRequest())
     broken = of_code(grpc.StatusCode.UNAVAILABLE, "Socket closed")
     refused = of_code(grpc.StatusCode.UNAVAILABLE, REFUSED)
     given = [attempts.delay(error, Call(), None) is not None for error in (broken, refused, broken)]
     assert given == [True, True, False]
-    sequence = pb.ModelInferRequest()
-    sequence.parameters["sequence_id"].int64_param = 7
-    attempts = Attempts(RetryBudget(Retry()), sequence, endpoints)
+
+
+SEQUENCE_PARAMETERS = {"sequence_id": pb.InferParameter(int64_param=7)}
+
+
+def attempts_of(request: pb.ModelInferRequest) -> Attempts:
+    attempts = Attempts(RetryBudget(Retry()), request, Endpoints([cast(Any, object)]))
     attempts.next()
-    given = [attempts.delay(refused, Call(), None) is not None for _ in range(4)]
-    assert given == [True, True, True, False], "no server ran it, so it is tried four times"
+    return attempts

@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, cast, overload
 from tensorferry.client.aio.server_calls import ServerCalls
 from tensorferry.client.connection.context import Headers
 from tensorferry.client.connection.device_arrays import DeviceArray, DeviceResult
-from tensorferry.client.errors import InferenceError
+from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.messages.codec import InferenceResult, Parameter
 from tensorferry.client.messages.metadata import ModelMetadata
 from tensorferry.client.messages.shared_layout import Shapes
@@ -22,7 +22,6 @@ from tensorferry.client.shared_tensors import (
     ArrayT,
     ResultT,
     SharedTensors,
-    check_one_target,
     shared_tensors,
 )
 from tensorferry.protos import inference_pb2 as pb
@@ -49,7 +48,11 @@ class SharedMemory(Generic[ArrayT, ResultT]):
         timeout: float | None,
         make: Callable[[ModelMetadata], SharedTensors[ArrayT, ResultT]],
     ) -> None:
-        check_one_target(client._arguments["target"])
+        targets = client._arguments["target"]
+        if len(targets) > 1:
+            # Requests could reach a server that does not know the region.
+            change = "use a client of one server on this machine"
+            raise InvalidInput("shared memory", "a client of one target", f"{len(targets)} targets", change)
         self._client = client
         self._model = model
         self._version = version

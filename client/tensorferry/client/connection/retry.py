@@ -7,7 +7,6 @@ UNAVAILABLE.
 
 from __future__ import annotations
 
-import enum
 import random
 import threading
 from collections.abc import Callable
@@ -101,32 +100,6 @@ def is_repeatable(request: object) -> bool:
     return not (takes_several(request) or of_sequence(request))
 
 
-class AttemptEnd(enum.Enum):
-    """How an attempt got UNAVAILABLE."""
-
-    NEVER_SENT = enum.auto()
-    ANSWERED = enum.auto()
-    # The server asks for no retry.
-    FINAL = enum.auto()
-    # The connection broke, or a proxy answered. The request may have run, and may have crashed its server.
-    UNKNOWN = enum.auto()
-
-
-def attempt_end(call: Any, error: InferenceError) -> AttemptEnd:
-    """Classify a call of grpcio that failed with this error."""
-    trailers = errors.by_key(call.trailing_metadata())
-    if error.retry_after is not None:
-        return AttemptEnd.ANSWERED
-    if errors.PUSHBACK_KEY in trailers:
-        return AttemptEnd.FINAL
-    if ANSWERED_KEY in trailers:
-        return AttemptEnd.ANSWERED
-    # A message without trailers comes from core, not from a server.
-    if not trailers and error.message.startswith(_NEVER_SENT):
-        return AttemptEnd.NEVER_SENT
-    return AttemptEnd.UNKNOWN
-
-
 class RetryBudget:
     """Retry budget of one client. Thread-safe."""
 
@@ -198,23 +171,31 @@ class Attempts:
         `call` is grpcio's call of the last attempt; None for a refusal inside a stream.
         """
         shortest = _PAUSE
-        if isinstance(error, Unavailable) and call is not None and self.connection is not None:
-            match attempt_end(call, error):
-                case AttemptEnd.FINAL:
+        if (
+            isinstance(error, Unavailable)
+            and error.retry_after is None
+            and call is not None
+            and self.connection is not None
+        ):
+            trailers = errors.by_key(call.trailing_metadata())
+            if errors.PUSHBACK_KEY in trailers:
+                # The server asks for no retry.
+                return None
+            # A message without trailers comes from core, not from a server.
+            if not trailers and error.message.startswith(_NEVER_SENT):
+                if self._endpoints.failed(self.connection, sent=False) and left != 0:
+                    # Not a retry, because no server has seen the request.
+                    return 0.0
+                if self._endpoints.of_processes:
+                    # All processes of the server may be starting.
+                    shortest = _STARTING_PAUSE
+            elif ANSWERED_KEY not in trailers:
+                # The connection broke, or a proxy answered. The request may have run, and may have crashed its server.
+                self._endpoints.failed(self.connection, sent=True)
+                if not self._repeatable:
                     return None
-                case AttemptEnd.NEVER_SENT:
-                    if self._endpoints.failed(self.connection, sent=False) and left != 0:
-                        # Not a retry, because no server has seen the request.
-                        return 0.0
-                    if self._endpoints.of_processes:
-                        # All processes of the server may be starting.
-                        shortest = _STARTING_PAUSE
-                case AttemptEnd.UNKNOWN:
-                    self._endpoints.failed(self.connection, sent=True)
-                    if not self._repeatable:
-                        return None
-                    # At most one more attempt, because each may crash a server.
-                    self._repeatable = False
+                # At most one more attempt, because each may crash a server.
+                self._repeatable = False
         delay = self._retries.delay(error, self._made, left, shortest)
         self._made += 1
         return delay
