@@ -22,9 +22,9 @@ from tensorferry.client.errors import (
     Unavailable,
     Unimplemented,
 )
-from tensorferry.client.messages.classification import Classification, ClassScore
-from tensorferry.client.messages.codec import InferenceResult, StreamRequest
+from tensorferry.client.messages.codec import StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata, TensorMetadata
+from tensorferry.client.messages.results import Classification, ClassScore, InferenceResult
 from tensorferry.client.messages.statistics import BatchStatistics, ModelStatistics, Times
 from tensorferry.client.threads.client import InferenceClient
 from tensorferry.client.threads.future import InferenceFuture

@@ -28,9 +28,10 @@ from tensorferry.client.connection.retry import DEFAULT_RETRY, Attempts, Retry, 
 from tensorferry.client.connection.target import targets_of
 from tensorferry.client.errors import ClientClosed, InferenceError, InvalidInput
 from tensorferry.client.messages import answers, arguments, chunks, codec
-from tensorferry.client.messages.codec import Answer, StreamRequest
+from tensorferry.client.messages.codec import StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata, server_processes
 from tensorferry.client.messages.metadata_cache import MetadataCache
+from tensorferry.client.messages.results import Answer
 from tensorferry.protos import inference_pb2 as pb
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.messages import codec
 from tensorferry.client.messages.arguments import integer
-from tensorferry.client.messages.codec import InferenceResult
+from tensorferry.client.messages.results import InferenceResult
 from tensorferry.client.messages.several_answers import is_last, takes_several
 from tensorferry.protos import inference_pb2 as pb
 

@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 from tensorferry.client.connection.cuda_memory import CudaMemory
 from tensorferry.client.connection.device_arrays import DeviceArray, DeviceResult
 from tensorferry.client.connection.system_memory import SystemMemory
-from tensorferry.client.messages.codec import Answer, InferenceResult, Parameter
 from tensorferry.client.messages.metadata import ModelMetadata
+from tensorferry.client.messages.results import Answer, InferenceResult, Parameter
 from tensorferry.client.messages.rpcs import Rpc, nothing
 from tensorferry.client.messages.shared_layout import Layout, Shapes, layout, without_outputs
 from tensorferry.protos import inference_pb2 as pb

@@ -14,8 +14,9 @@ from google.rpc import error_details_pb2, status_pb2
 
 from tensorferry.client.errors import InferenceError, from_status
 from tensorferry.client.inflight import InFlight
-from tensorferry.client.messages.codec import InferenceResult, decode, decode_stream
+from tensorferry.client.messages.codec import decode, decode_stream
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata
+from tensorferry.client.messages.results import InferenceResult
 from tensorferry.protos import inference_pb2 as pb
 
 _KINDS = (

@@ -14,7 +14,8 @@ from tensorferry.client.aio import waits
 from tensorferry.client.aio.inference import InferenceCalls
 from tensorferry.client.connection.context import Compression, Headers
 from tensorferry.client.connection.endpoints import Endpoints
-from tensorferry.client.messages.codec import InferenceResult, Inputs, Outputs, Parameter
+from tensorferry.client.messages.codec import Inputs, Outputs
+from tensorferry.client.messages.results import InferenceResult, Parameter
 
 T = TypeVar("T")
 

@@ -27,14 +27,8 @@ from tensorferry.client.connection.retry import Attempts, is_repeatable
 from tensorferry.client.errors import InferenceError, InvalidInput, ResourceExhausted
 from tensorferry.client.inflight import InFlight, Outcome
 from tensorferry.client.messages import arguments, chunks, codec, rpcs
-from tensorferry.client.messages.codec import (
-    InferenceResult,
-    Inputs,
-    Outputs,
-    Parameter,
-    StreamDefaults,
-    StreamRequest,
-)
+from tensorferry.client.messages.codec import Inputs, Outputs, StreamDefaults, StreamRequest
+from tensorferry.client.messages.results import InferenceResult, Parameter
 from tensorferry.client.messages.rpcs import Rpc
 from tensorferry.protos import inference_pb2 as pb
 
@@ -249,7 +243,7 @@ class InferenceCalls(SharedMemoryCalls):
 
     async def _stream_connection(self, context: CallContext) -> Connection:
         """Return the connection of the next stream: of several endpoints, to one that answers a call."""
-        rpc = rpcs.server_live()
+        rpc = rpcs.SERVER_LIVE
         attempts = self._attempts(rpc.message)
         if len(self._endpoints) > 1:
             await self._call(rpc.method, rpc.message, context, attempts=attempts)

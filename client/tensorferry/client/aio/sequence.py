@@ -9,7 +9,8 @@ from typing import Self
 
 from tensorferry.client.aio import waits
 from tensorferry.client.errors import InvalidInput
-from tensorferry.client.messages.codec import InferenceResult, Inputs, Outputs, Parameter, StreamRequest
+from tensorferry.client.messages.codec import Inputs, Outputs, StreamRequest
+from tensorferry.client.messages.results import InferenceResult, Parameter
 
 # Ids of Triton's clients are of 64 bits with a sign, and 0 is none.
 _MOST = 2**63 - 1

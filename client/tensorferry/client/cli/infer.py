@@ -23,9 +23,9 @@ from tensorferry.client.cli.inputs import (
 from tensorferry.client.cli.parser import CommandParser, whole
 from tensorferry.client.cli.server_flags import add_model, call_server, pair, server_parser, unique
 from tensorferry.client.errors import InferenceError, InvalidInput
-from tensorferry.client.messages.classification import Classification
-from tensorferry.client.messages.codec import InferenceResult, Parameter, StreamRequest
+from tensorferry.client.messages.codec import StreamRequest
 from tensorferry.client.messages.printable import printable
+from tensorferry.client.messages.results import Classification, InferenceResult, Parameter
 from tensorferry.client.messages.several_answers import gives_several
 from tensorferry.client.threads.client import InferenceClient
 from tensorferry.protos.tensors import Array

@@ -19,9 +19,9 @@ from tensorferry.client.cli.values import array_of
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.load.requests import random_array, random_shape
 from tensorferry.client.messages.arguments import mapping, quoted, shown, text
-from tensorferry.client.messages.classification import Classification
-from tensorferry.client.messages.codec import Parameter, StreamRequest
+from tensorferry.client.messages.codec import StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata, subject_of
+from tensorferry.client.messages.results import Classification, Parameter
 from tensorferry.protos.tensors import Array
 
 _NUMPY_MAGIC = b"\x93NUMPY"

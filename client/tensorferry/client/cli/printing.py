@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tensorferry.client.messages.checks import FLOATS
-from tensorferry.client.messages.codec import InferenceResult
 from tensorferry.client.messages.printable import printable
+from tensorferry.client.messages.results import InferenceResult
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 

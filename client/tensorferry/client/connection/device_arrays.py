@@ -10,7 +10,7 @@ import numpy as np
 from tensorferry.client.connection.cuda_memory import CudaMemory
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages import arguments
-from tensorferry.client.messages.codec import Answer, InferenceResult
+from tensorferry.client.messages.results import Answer, InferenceResult
 from tensorferry.client.messages.shared_layout import Place
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array

@@ -12,8 +12,8 @@ from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages import codec
 from tensorferry.client.messages.arguments import quoted
 from tensorferry.client.messages.checks import FLOATS, dtype_for
-from tensorferry.client.messages.codec import Parameter
 from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata, subject_of
+from tensorferry.client.messages.results import Parameter
 from tensorferry.protos.tensors import Array
 
 # Different random requests that are sent in turn, and the bytes that all of one number of rows may take.

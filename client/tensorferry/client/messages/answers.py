@@ -17,8 +17,8 @@ from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.messages.arguments import quoted
 from tensorferry.client.messages.chunks import MAX_ROWS
-from tensorferry.client.messages.codec import Answer
 from tensorferry.client.messages.metadata import ModelMetadata
+from tensorferry.client.messages.results import Answer
 from tensorferry.client.messages.several_answers import takes_several
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import tensors

@@ -16,8 +16,9 @@ import numpy as np
 
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages import checks, codec
-from tensorferry.client.messages.codec import InferenceResult, StreamRequest
+from tensorferry.client.messages.codec import StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata
+from tensorferry.client.messages.results import InferenceResult
 from tensorferry.client.messages.several_answers import of_sequence
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import tensors

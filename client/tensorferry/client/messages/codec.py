@@ -6,26 +6,22 @@ Pure functions and immutable records, thread-safe.
 from __future__ import annotations
 
 import itertools
-import reprlib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 import grpc
 
 from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError, InvalidInput
-from tensorferry.client.messages import arguments, checks, classification, frames, tables
-from tensorferry.client.messages.classification import Classification, ClassScore
+from tensorferry.client.messages import arguments, checks, frames
 from tensorferry.client.messages.metadata import ModelMetadata
+from tensorferry.client.messages.results import Classification, InferenceResult, Parameter
 from tensorferry.client.messages.several_answers import take_several
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
-
-Parameter = bool | int | float | str
-ArrayT = TypeVar("ArrayT")
 
 
 class Columns(Protocol):
@@ -39,12 +35,6 @@ class Columns(Protocol):
 Inputs = Mapping[str, object] | Columns
 # Names of outputs, or how each is returned: its values for None.
 Outputs = Sequence[str] | Mapping[str, Classification | None]
-
-# Limits of the repr of a result.
-_SHOWN = 20
-_short = reprlib.Repr()
-_short.maxdict = _SHOWN
-_short.maxstring = _short.maxother = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,109 +53,6 @@ class StreamRequest:
     request_id: str = ""
     outputs: Outputs | None = None
     parameters: Mapping[str, Parameter] | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Answer(Mapping[str, ArrayT]):
-    """A mapping from output name to array, and the other fields of an answer."""
-
-    model_name: str
-    model_version: str
-    id: str
-    parameters: Mapping[str, Parameter]
-    outputs: Mapping[str, ArrayT]
-
-    # Arrays have no single answer to "are they equal?", which the comparison of mappings needs.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
-    def __getitem__(self, name: str) -> ArrayT:
-        return self.outputs[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.outputs)
-
-    def __len__(self) -> int:
-        return len(self.outputs)
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class InferenceResult(Answer[Array]):
-    """One answer: a mapping from output name to numpy array, in the server's order.
-
-    Numbers and bools have their numpy dtype, BF16 is `ml_dtypes.bfloat16`, and BYTES is an object
-    array of `bytes`. Arrays of a fixed width are read-only views of the received message; copy
-    an array to write to it. `id` is the request's id, or "".
-
-    >>> result = client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)}, request_id="a")
-    >>> sorted(result), result.id, result.model_name
-    (['label', 'probabilities'], 'a', 'digits')
-    """
-
-    def classes(self, name: str) -> list[list[ClassScore]]:
-        """Return the classes of an output that was requested with `Classification`, the highest first.
-
-        There is one list for each row; a model without batch axis has one row. Raises InvalidInput
-        for an output without classes.
-
-        >>> wanted = {"probabilities": Classification(2)}
-        >>> result = client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)}, outputs=wanted)
-        >>> [[best, second]] = result.classes("probabilities")
-        >>> best.score >= second.score, 0 <= best.index < 10
-        (True, True)
-        """
-        return classification.scores(name, self.outputs[name])
-
-    def to_lists(self, *, text: bool = True) -> dict[str, Any]:
-        """Return each output as nested lists of Python values.
-
-        BYTES become str, or stay bytes if `text` is false. Raises InvalidInput for bytes that are
-        not UTF-8.
-
-        >>> result = client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)})
-        >>> len(result.to_lists()["probabilities"][0])
-        10
-        """
-        return tables.lists(self.outputs, text)
-
-    def to_pandas(self, *, text: bool = True) -> Any:
-        """Return the outputs as a pandas DataFrame with a row for each row of the request.
-
-        An output with one axis is a column, and one with two axes the columns "NAME_0", "NAME_1"
-        and so on. An output with more axes is a column of nested lists. `text` is as in `to_lists`.
-        Raises ImportError without pandas.
-
-        >>> result = client.infer("digits", {"image": np.zeros((2, 8, 8), np.uint8)})
-        >>> list(result.to_pandas().columns)[-2:]
-        ['probabilities_8', 'probabilities_9']
-        """
-        pandas = tables.library("pandas", "to_pandas()")
-        return pandas.DataFrame(tables.columns(self.outputs, text))
-
-    def to_arrow(self, *, text: bool = True) -> Any:
-        """Return the outputs as a pyarrow Table with the columns of `to_pandas`.
-
-        Raises ImportError without pyarrow.
-
-        >>> result = client.infer("digits", {"image": np.zeros((2, 8, 8), np.uint8)})
-        >>> result.to_arrow().num_rows
-        2
-        """
-        pyarrow = tables.library("pyarrow", "to_arrow()")
-        return pyarrow.table(tables.columns(self.outputs, text))
-
-    def __repr__(self) -> str:
-        shown = [
-            f"{_short.repr(name)}: {tensors.datatype_of(array)} {list(array.shape)}"
-            for name, array in itertools.islice(self.items(), _SHOWN)
-        ]
-        if len(self) > _SHOWN:
-            shown.append(f"and {len(self) - _SHOWN} more")
-        head = f"InferenceResult(model_name={_short.repr(self.model_name)}, model_version={_short.repr(self.model_version)}"
-        return (
-            f"{head}, id={_short.repr(self.id)}, outputs={{{', '.join(shown)}}},"
-            f" parameters={_short.repr(dict(self.parameters))})"
-        )
 
 
 class StreamDefaults:

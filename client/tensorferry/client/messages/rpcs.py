@@ -16,7 +16,6 @@ from google.protobuf.message import Message
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages import arguments
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata
-from tensorferry.client.messages.plain import plain
 from tensorferry.client.messages.statistics import ModelStatistics
 from tensorferry.protos import inference_pb2 as pb
 
@@ -37,14 +36,9 @@ class Rpc(Generic[T]):
     decode: Callable[[Any], T]
 
 
-def server_live() -> Rpc[bool]:
-    """Return the call ServerLive."""
-    return Rpc("ServerLive", pb.ServerLiveRequest(), lambda answer: bool(answer.live))
-
-
-def server_ready() -> Rpc[bool]:
-    """Return the call ServerReady."""
-    return Rpc("ServerReady", pb.ServerReadyRequest(), lambda answer: bool(answer.ready))
+SERVER_LIVE = Rpc("ServerLive", pb.ServerLiveRequest(), lambda answer: bool(answer.live))
+SERVER_READY = Rpc("ServerReady", pb.ServerReadyRequest(), lambda answer: bool(answer.ready))
+SERVER_METADATA = Rpc("ServerMetadata", pb.ServerMetadataRequest(), ServerMetadata.from_message)
 
 
 def model_ready(model: str, version: str) -> Rpc[bool]:
@@ -52,11 +46,6 @@ def model_ready(model: str, version: str) -> Rpc[bool]:
     arguments.model(model, version)
     message = pb.ModelReadyRequest(name=model, version=version)
     return Rpc("ModelReady", message, lambda answer: bool(answer.ready))
-
-
-def server_metadata() -> Rpc[ServerMetadata]:
-    """Return the call ServerMetadata."""
-    return Rpc("ServerMetadata", pb.ServerMetadataRequest(), ServerMetadata.from_message)
 
 
 def model_metadata(model: str, version: str) -> Rpc[ModelMetadata]:
@@ -98,7 +87,7 @@ def model_config(model: str, version: str) -> Rpc[dict[str, Any]]:
     """Return the call ModelConfig."""
     arguments.model(model, version)
     message = pb.ModelConfigRequest(name=model, version=version)
-    return Rpc("ModelConfig", message, lambda answer: plain(answer.config))
+    return Rpc("ModelConfig", message, lambda answer: _plain(answer.config))
 
 
 def statistics(model: str, version: str) -> Rpc[tuple[ModelStatistics, ...]]:
@@ -189,3 +178,41 @@ def _log_settings(answer: pb.LogSettingsResponse) -> LogSettings:
         name: getattr(setting, setting.WhichOneof("parameter_choice") or "string_param")
         for name, setting in sorted(answer.settings.items())
     }
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """Return a message as a dict with every field, under the names of the .proto file.
+
+    Messages become dicts, repeated fields lists, and enums their names. 64-bit integers stay int,
+    unlike in protobuf's JSON. A message field that is not set is left out.
+    """
+    fields: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        value = getattr(message, field.name)
+        entry = field.message_type
+        if entry is not None and entry.GetOptions().map_entry:
+            of_value = entry.fields_by_name["value"]
+            fields[field.name] = {key: _value(of_value, value[key]) for key in sorted(value)}
+        elif _is_repeated(field):
+            fields[field.name] = [_value(field, one) for one in value]
+        else:
+            fields[field.name] = _value(field, value)
+    return fields
+
+
+def _is_repeated(field: Any) -> bool:
+    # Versions of protobuf before 6.31 lack `is_repeated`; later ones warn about `label`.
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == field.LABEL_REPEATED)
+
+
+def _value(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return _plain(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return value if known is None else known.name
+    return value

@@ -16,8 +16,8 @@ import numpy as np
 from tensorferry.client import errors
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages import arguments, checks, codec
-from tensorferry.client.messages.codec import InferenceResult, Parameter
 from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
+from tensorferry.client.messages.results import InferenceResult, Parameter
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array

@@ -12,7 +12,8 @@ import grpc
 from tensorferry.client.connection.context import Compression, Headers
 from tensorferry.client.connection.endpoints import Endpoints
 from tensorferry.client.messages import codec
-from tensorferry.client.messages.codec import Inputs, Outputs, Parameter
+from tensorferry.client.messages.codec import Inputs, Outputs
+from tensorferry.client.messages.results import Parameter
 from tensorferry.client.threads import waits
 from tensorferry.client.threads.future import InferenceFuture, RetryQueue
 from tensorferry.client.threads.inference import InferenceCalls

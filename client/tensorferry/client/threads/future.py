@@ -17,7 +17,7 @@ from tensorferry.client.connection.context import Deadline
 from tensorferry.client.connection.retry import Attempts
 from tensorferry.client.errors import ClientClosed, InferenceError
 from tensorferry.client.messages import codec
-from tensorferry.client.messages.codec import InferenceResult
+from tensorferry.client.messages.results import InferenceResult
 
 
 class InferenceFuture(Future[InferenceResult]):

@@ -12,8 +12,8 @@ from tensorferry.client.base import ClientBase
 from tensorferry.client.connection.context import CallContext, Headers
 from tensorferry.client.errors import DeadlineExceeded, Unavailable
 from tensorferry.client.messages import arguments, rpcs
-from tensorferry.client.messages.codec import Answer
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata
+from tensorferry.client.messages.results import Answer
 from tensorferry.client.messages.rpcs import Config, File, LogSettings, Rpc, TraceSettings
 from tensorferry.client.messages.statistics import ModelStatistics
 from tensorferry.client.threads import waits
@@ -54,7 +54,7 @@ class ServerCalls(ClientBase):
         >>> client.server_metadata().name
         'tensorferry'
         """
-        return self._ask(rpcs.server_metadata(), timeout, metadata)
+        return self._ask(rpcs.SERVER_METADATA, timeout, metadata)
 
     def is_live(self, *, timeout: float | None = None, metadata: Headers = ()) -> bool:
         """Return whether the server answers; False if it cannot be reached in time.
@@ -62,7 +62,7 @@ class ServerCalls(ClientBase):
         >>> client.is_live()
         True
         """
-        return self._health(rpcs.server_live(), timeout, metadata)
+        return self._health(rpcs.SERVER_LIVE, timeout, metadata)
 
     def is_ready(self, *, timeout: float | None = None, metadata: Headers = ()) -> bool:
         """Return whether the server is ready; False if it cannot be reached in time.
@@ -70,7 +70,7 @@ class ServerCalls(ClientBase):
         >>> client.is_ready(timeout=1.0)
         True
         """
-        return self._health(rpcs.server_ready(), timeout, metadata)
+        return self._health(rpcs.SERVER_READY, timeout, metadata)
 
     def is_model_ready(
         self, model: str, version: str = "", *, timeout: float | None = None, metadata: Headers = ()
@@ -92,7 +92,7 @@ class ServerCalls(ClientBase):
         >>> client.wait_ready(timeout=30)
         True
         """
-        rpc = rpcs.server_ready()
+        rpc = rpcs.SERVER_READY
         context = self._settings.of_call(metadata).begin(timeout)
         methods = [connection.stub.ServerReady for connection in self._endpoints]
         while True:

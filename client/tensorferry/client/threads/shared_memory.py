@@ -13,8 +13,8 @@ from typing import Any, Generic, Self, cast, overload
 from tensorferry.client.connection.context import Headers
 from tensorferry.client.connection.device_arrays import DeviceArray, DeviceResult
 from tensorferry.client.errors import InferenceError, InvalidInput
-from tensorferry.client.messages.codec import InferenceResult, Parameter
 from tensorferry.client.messages.metadata import ModelMetadata
+from tensorferry.client.messages.results import InferenceResult, Parameter
 from tensorferry.client.messages.shared_layout import Shapes
 from tensorferry.client.shared_tensors import (
     RELEASE_POLL_SECONDS,
