@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tensorferry.client import errors
 from tensorferry.client.messages.statistics import ModelStatistics
@@ -32,21 +31,23 @@ class ServerSide:
 
 def totals_of(models: Sequence[ModelStatistics]) -> Totals:
     """Add up the versions of a model."""
-    totals: Counter[Any] = Counter()
+    totals: Totals = defaultdict(float)
     for one in models:
-        totals.update(
-            answered=one.success.count,
-            failed=one.failure.count,
-            queue_count=one.queue.count,
-            queue_seconds=one.queue.seconds,
-            compute_count=one.compute_infer.count,
-            compute_seconds=one.compute_input.seconds
+        figures = {
+            "answered": one.success.count,
+            "failed": one.failure.count,
+            "queue_count": one.queue.count,
+            "queue_seconds": one.queue.seconds,
+            "compute_count": one.compute_infer.count,
+            "compute_seconds": one.compute_input.seconds
             + one.compute_infer.seconds
             + one.compute_output.seconds,
-            rows=one.rows,
-            batches=one.executions,
-        )
-        totals.update({batch.rows: batch.compute_infer.count for batch in one.batches})
+            "rows": one.rows,
+            "batches": one.executions,
+            **{batch.rows: batch.compute_infer.count for batch in one.batches},
+        }
+        for name, figure in figures.items():
+            totals[name] += figure
     return totals
 
 
@@ -54,25 +55,21 @@ def difference(before: Totals | None, after: Totals | None) -> ServerSide | None
     """Return what happened between two totals; None if one is missing, or if the server restarted between."""
     if before is None or after is None:
         return None
-    grown: Counter[Any] = Counter(after)
-    grown.subtract(before)
+    grown = {name: figure - before.get(name, 0) for name, figure in after.items()}
     if grown["answered"] < 0 or grown["batches"] < 0:
         return None
 
     def mean(total: str, count: str) -> float | None:
         return grown[total] / grown[count] if grown[count] else None
 
+    by_rows = {name: count for name, count in grown.items() if isinstance(name, int)}
     return ServerSide(
-        grown["answered"],
-        grown["failed"],
+        int(grown["answered"]),
+        int(grown["failed"]),
         mean("queue_seconds", "queue_count"),
         mean("compute_seconds", "compute_count"),
         mean("rows", "batches"),
-        {
-            rows: grown[rows]
-            for rows in sorted(key for key in grown if isinstance(key, int))
-            if grown[rows] > 0
-        },
+        {rows: int(count) for rows, count in sorted(by_rows.items()) if count > 0},
     )
 
 
