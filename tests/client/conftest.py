@@ -3,7 +3,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,22 @@ async def aclient(server: ScriptedServer) -> AsyncIterator[aio.InferenceClient]:
 
 
 class Streams:
-    """`stream` of either client, as a generator; that of asyncio runs in its own event loop, step by step."""
+    """`stream` of either client, as a generator; that of asyncio runs in its own event loop, step by step.
 
-    def __init__(self, stream: Callable[..., Generator[Any, None, None]], close: Callable[[], None]) -> None:
+    A source of `one_by_one` yields the first request, and each other one after a call of `next_one`.
+    """
+
+    def __init__(
+        self,
+        stream: Callable[..., Generator[Any, None, None]],
+        close: Callable[[], None],
+        one_by_one: Callable[[Iterable[Any]], Any],
+        next_one: Callable[[], None],
+    ) -> None:
         self._stream = stream
         self.close_client = close
+        self.one_by_one = one_by_one
+        self.next_one = next_one
 
     def __call__(self, *arguments: Any, **options: Any) -> Generator[Any, None, None]:
         return self._stream(*arguments, **options)
@@ -78,8 +90,16 @@ class Streams:
 def streams_of(kind: str, target: str, **options: Any) -> Iterator[Streams]:
     """Yield the streams of a client for threads or for asyncio."""
     if kind == "threads":
+        turns = threading.Semaphore(0)
+
+        def one_by_one(requests: Iterable[Any]) -> Iterator[Any]:
+            for request in requests:
+                yield request
+                assert turns.acquire(timeout=30)
+
         with InferenceClient(target, **options) as threads:
-            yield Streams(threads.stream, threads.close)
+            yield Streams(threads.stream, threads.close, one_by_one, turns.release)
+            turns.release()
         return
     with asyncio.Runner() as runner:
 
@@ -103,10 +123,19 @@ def streams_of(kind: str, target: str, **options: Any) -> Iterator[Streams]:
             finally:
                 runner.run(outcomes.aclose())
 
+        turns_of_tasks = asyncio.Semaphore(0)
+
+        async def one_by_one_in_a_task(requests: Iterable[Any]) -> AsyncIterator[Any]:
+            for request in requests:
+                yield request
+                await turns_of_tasks.acquire()
+
         async def tasks() -> list[str]:
             return [task.get_name() for task in asyncio.all_tasks() if "feed" in task.get_name()]
 
-        yield Streams(stream, lambda: runner.run(client.close()))
+        yield Streams(
+            stream, lambda: runner.run(client.close()), one_by_one_in_a_task, turns_of_tasks.release
+        )
         runner.run(client.close())
         assert runner.run(tasks()) == []
 

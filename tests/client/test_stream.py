@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
-import queue
+import random
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
@@ -221,41 +222,14 @@ def test_unanswered_requests_of_a_finished_stream_are_an_error(
     assert ids(results) == ["r2", "!r0", "!r1"]
 
 
-def only_one(requests: Requests, context: Context) -> Answers:
-    yield streamed(next(requests))
-
-
-NOT_ALL = "the server ended the stream and did not wait for all requests"
-
-
 def test_a_stream_that_ends_before_all_requests_were_sent_is_an_error(
-    server: ScriptedServer, client: InferenceClient
+    servicer: ScriptedServicer, stream: Streams
 ) -> None:
-    raised = threading.Event()
-
-    def source() -> Iterator[StreamRequest]:
-        yield from rows(1)
-        raised.wait(30)
-
-    server.servicer.stream = only_one
-    results: list[Any] = []
-    with pytest.raises(InferenceError, match=NOT_ALL):
-        _collect(client.stream("row", source(), on_error="yield"), results)
-    raised.set()
-    assert ids(results) == ["r0"]
-
-
-async def test_asyncio_says_so_too(server: ScriptedServer, aclient: aio.InferenceClient) -> None:
-    async def source() -> AsyncIterator[StreamRequest]:
-        for request in rows(1):
-            yield request
-        await asyncio.Event().wait()
-
-    server.servicer.stream = only_one
-    outcomes = aclient.stream("row", source())
-    assert (await anext(outcomes)).id == "r0"
-    with pytest.raises(InferenceError, match=NOT_ALL):
-        await anext(outcomes)
+    servicer.stream = lambda requests, context: map(streamed, itertools.islice(requests, 1))
+    outcomes = stream("row", stream.one_by_one(rows(2)), on_error="yield")
+    assert next(outcomes).id == "r0"
+    with pytest.raises(InferenceError, match="the server ended the stream and did not wait for all requests"):
+        next(outcomes)
 
 
 def test_a_timeout_is_that_of_the_stream(servicer: ScriptedServicer, stream: Streams) -> None:
@@ -311,43 +285,6 @@ def test_a_slow_consumer_slows_the_source_down(servicer: ScriptedServicer, strea
     assert source.most <= 4
 
 
-def test_the_source_may_wait_for_results(stream: Streams, client: InferenceClient) -> None:
-    """Each request is made from the last outcome, even from the error of an unsent request."""
-    outcomes_seen: queue.Queue[Any] = queue.Queue()
-
-    def source() -> Iterator[StreamRequest]:
-        yield StreamRequest({"x": [0]}, "r0")
-        for number in range(1, 6):
-            assert outcomes_seen.get(timeout=30).request == f"r{number - 1}"
-            yield StreamRequest({"x": [number] * (1 + number % 2)}, f"r{number}")
-
-    seen = []
-    for outcome in client.stream("row", source(), on_error="yield"):
-        name = outcome.request_id if isinstance(outcome, InferenceError) else outcome.id
-        seen += ids([outcome])
-        outcomes_seen.put(type("Seen", (), {"request": name}))
-    assert seen == ["r0", "!r1", "r2", "!r3", "r4", "!r5"]
-
-
-async def test_the_source_may_wait_for_results_in_asyncio(aclient: aio.InferenceClient) -> None:
-    outcomes_seen: asyncio.Queue[str] = asyncio.Queue()
-
-    async def source() -> AsyncIterator[StreamRequest]:
-        yield StreamRequest({"x": [0]}, "r0")
-        for number in range(1, 6):
-            assert (await outcomes_seen.get()).lstrip("!") == f"r{number - 1}"
-            yield StreamRequest({"x": [number] * (1 + number % 2)}, f"r{number}")
-
-    seen = []
-    async for outcome in aclient.stream("row", source(), on_error="yield"):
-        seen += ids([outcome])
-        outcomes_seen.put_nowait(seen[-1])
-    assert seen == ["r0", "!r1", "r2", "!r3", "r4", "!r5"]
-
-
-# Concurrent use
-
-
 def test_in_stream_refusals_make_metadata_stale(servicer: ScriptedServicer, client: InferenceClient) -> None:
     def answer(requests: Requests, context: Context) -> Answers:
         for request in requests:
@@ -394,3 +331,170 @@ def test_a_result_without_outputs_is_a_result() -> None:
     (answered, _), (unanswered, _) = taken
     assert answered is result
     assert isinstance(unanswered, Internal)
+
+
+# Early ends: the consumer is woken, and no call, thread or task remains
+
+
+def test_closing_early_leaves_no_call_and_no_thread(servicer: ScriptedServicer, stream: Streams) -> None:
+    """The fixture checks that no task is left."""
+    list(stream("row", rows(1)))  # the channel's own threads start
+    hang = Hang()
+    servicer.stream = hang.stream
+    before = set(threading.enumerate())
+    outcomes = stream("row", rows(10**9), max_in_flight=8)
+    assert next(outcomes).id == "r0"
+    outcomes.close()
+    assert hang.left.wait(30)
+    for thread in set(threading.enumerate()) - before:
+        if not thread.name.startswith("scripted"):
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def test_dropping_the_iterator_cancels_the_call(servicer: ScriptedServicer, client: InferenceClient) -> None:
+    hang = Hang()
+    servicer.stream = hang.stream
+    for result in client.stream("row", rows(10**9)):
+        assert result.id == "r0"
+        break
+    gc.collect()
+    assert hang.left.wait(30)
+
+
+def test_the_thread_that_sends_may_collect_the_dropped_iterator(
+    servicer: ScriptedServicer, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang = Hang()
+    servicer.stream = hang.stream
+    dropped = threading.Event()
+
+    def source() -> Iterator[StreamRequest]:
+        yield from rows(1)
+        assert dropped.wait(30)
+        yield from rows(1)
+
+    add = InFlight.add
+
+    def collect_and_add(self: InFlight, *request: Any) -> None:
+        if dropped.is_set():
+            gc.collect()
+        add(self, *request)
+
+    monkeypatch.setattr(InFlight, "add", collect_and_add)
+    cycle: list[Any] = [client.stream("row", source())]
+    cycle.append(cycle)
+    next(cycle[0])
+    gc.disable()
+    try:
+        del cycle
+        dropped.set()
+        assert hang.left.wait(30)
+    finally:
+        gc.enable()
+
+
+async def test_cancelling_the_consumer_cancels_the_call(
+    servicer: ScriptedServicer, aclient: aio.InferenceClient
+) -> None:
+    hang = Hang()
+    servicer.stream = hang.stream
+
+    async def consume() -> None:
+        async for _ in aclient.stream("row", rows(10**9)):
+            pass
+
+    task = asyncio.create_task(consume())
+    assert await asyncio.to_thread(hang.begun.wait, 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(hang.left.wait, 30)
+
+
+def test_closing_the_client_ends_its_streams(servicer: ScriptedServicer, stream: Streams) -> None:
+    servicer.stream = Hang().stream
+    outcomes = stream("row", rows(10**9), max_in_flight=2)
+    next(outcomes)
+    stream.close_client()
+    with pytest.raises(tf.Cancelled):
+        next(outcomes)
+    with pytest.raises(RuntimeError, match="closed"):
+        next(stream("row", rows(1)))
+
+
+def test_a_call_that_ends_between_requests_wakes_the_consumer(
+    servicer: ScriptedServicer, stream: Streams
+) -> None:
+    def breaks(requests: Requests, context: Context) -> Answers:
+        yield streamed(next(requests))
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token expired")
+
+    servicer.stream = breaks
+    outcomes = stream("row", stream.one_by_one(rows(2)))
+    assert next(outcomes).id == "r0"
+    with pytest.raises(tf.Unauthenticated):
+        next(outcomes)
+
+
+class NoException(BaseException):
+    """Such as those of pytest.skip."""
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, NoException])
+async def test_what_a_source_raises_ends_the_stream(
+    kind: type[BaseException], aclient: aio.InferenceClient
+) -> None:
+    async def source() -> AsyncIterator[StreamRequest]:
+        for request in rows(1):
+            yield request
+        failed = asyncio.get_running_loop().create_future()
+        failed.set_exception(kind()) if kind is NoException else failed.cancel()
+        await failed
+
+    outcomes = aclient.stream("row", source())
+    assert (await anext(outcomes)).id == "r0"
+    with pytest.raises(kind):
+        await asyncio.wait_for(anext(outcomes), 30)
+
+
+async def test_a_client_that_is_closed_before_its_stream_begins(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with aio.InferenceClient([server.target, "localhost:1"]) as client:
+        connect = client._stream_connection
+
+        async def connect_and_close(context: Any) -> Any:
+            connection = await connect(context)
+            await client.close()
+            return connection
+
+        monkeypatch.setattr(client, "_stream_connection", connect_and_close)
+        with pytest.raises(tf.ClientClosed):
+            await anext(client.stream("row", rows(1)))
+
+
+def test_a_sequence_needs_a_model_with_one_answer(
+    servicer: ScriptedServicer, client: InferenceClient
+) -> None:
+    servicer.models["row"].properties["streams"] = "true"
+    with (
+        client.sequence("row") as sequence,
+        pytest.raises(tf.InvalidInput, match="because it answers in streams"),
+    ):
+        sequence.infer({"x": [1]})
+
+
+def test_a_sequence_begins_with_the_first_request_that_is_sent(client: InferenceClient) -> None:
+    with client.sequence("row") as sequence:
+        with pytest.raises(TypeError, match="mapping"):
+            sequence.infer({"x": [1]}, parameters=5)  # type: ignore[arg-type]
+        assert sequence.infer({"x": [1]}).parameters["sequence_start"] is True
+
+
+def test_sequences_of_programs_with_one_seed_have_different_ids(client: InferenceClient) -> None:
+    ids = set()
+    for _ in range(2):
+        random.seed(1)
+        ids.add(client.sequence("row").id)
+    assert len(ids) == 2

@@ -33,7 +33,7 @@ def totals_of(models: Sequence[ModelStatistics]) -> Totals:
     """Add up the versions of a model."""
     totals: Totals = defaultdict(float)
     for one in models:
-        figures = {
+        figures: Totals = {
             "answered": one.success.count,
             "failed": one.failure.count,
             "queue_count": one.queue.count,
