@@ -34,7 +34,7 @@ LOAD := $(VENV)/load
 TEST_PROCESSES := $(or $(PROCESSES),$(shell nproc))
 # `make test QUICK=1`: at most a minute on two idle cores.
 QUICK_TESTS := $(addprefix tests/batcher/,policy queue statistics execution) $(addprefix tests/server/,inference onnx/graph config) \
-	$(addprefix tests/client/test_,answers.py checks.py errors.py wrong_values.py) \
+	$(addprefix tests/client/test_,answers.py errors.py wrong_values.py) \
 	tests/e2e/clients/test_client.py tests/e2e/test_status.py
 # Tests of test-ray, test-installs, test-benchmarks and test-exporting.
 OWN_TARGETS := tests/deploy/test_ray.py tests/installs tests/benchmarks/test_commands.py tests/docs/test_exporting_page.py

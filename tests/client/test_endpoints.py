@@ -28,7 +28,6 @@ from tensorferry.client import (
 from tensorferry.client.connection.endpoints import Endpoints, open_endpoints
 from tensorferry.client.connection.retry import ANSWERED_KEY, Attempts, RetryBudget
 from tensorferry.client.connection.target import address_list, targets_of
-from tensorferry.client.messages.metadata import ModelMetadata, server_processes
 from tensorferry.protos import inference_pb2 as pb
 
 ROW = {"x": [1]}
@@ -107,17 +106,6 @@ def test_a_broken_connection_leaves_its_endpoint_in_the_rotation() -> None:
     [another] = set(endpoints.close()) - left - {second}
     endpoints.answered(another)
     assert len({endpoints.pick() for _ in range(4)}) == 4
-
-
-def test_nothing_opens_after_close() -> None:
-    _, endpoints, _ = rotation(1, 2)
-    opened = endpoints.close()
-    endpoints.grow(8)
-    assert endpoints.close() == opened
-    assert len(opened) == 2
-
-
-# Targets
 
 
 def test_ip_addresses_become_one_list_of_grpc() -> None:
@@ -292,28 +280,27 @@ def infer(client: InferenceClient, count: int) -> None:
 
 @pytest.mark.parametrize(("method", "arguments"), METHODS)
 def test_calls_take_turns_over_four_connections_for_each_process(
-    server: ScriptedServer, client: InferenceClient, method: str, arguments: tuple[Any, ...]
+    server: ScriptedServer, method: str, arguments: tuple[Any, ...]
 ) -> None:
-    stating(server, "2")
-    for _ in range(16):
-        call(client, method, *arguments, timeout=30)
-    assert turns(server) == [2] * 8
-    assert server.servicer.peers[:8] == server.servicer.peers[8:]
-
-
-@pytest.mark.parametrize(("processes", "connections"), [("1024", 32), (None, 1), ("two", 1)])
-def test_connections_to_a_server(
-    server: ScriptedServer, client: InferenceClient, processes: str | None, connections: int
-) -> None:
-    if processes is not None:
-        stating(server, processes)
-    infer(client, 2 * connections)
-    assert turns(server) == [2] * connections
-
-
-def test_only_a_plausible_number_of_processes_is_believed() -> None:
-    for text in ("1025", "10000", "0", "-2", "2.0", "", "٢"):
-        assert server_processes(ModelMetadata("row", (), "", (), (), {"server_processes": text})) == 1
+    """Unless the caller fixes their number; and only a plausible number of processes is believed."""
+    implausible = [(text, {}, 1) for text in ("two", "1025", "10000", "0", "-2", "2.0", "", "٢")]
+    cases: list[tuple[str | None, dict[str, Any], int]] = [
+        ("2", {}, 8), ("1024", {}, 32), (None, {}, 1), *implausible,
+        ("2", {"connections": 1}, 1), ("2", {"connections": 3}, 3), ("2", {"connections": 3, "check": False}, 3),
+    ]  # fmt: skip
+    for processes, options, connections in cases:
+        if processes is not None:
+            stating(server, processes)
+        else:
+            server.servicer.models["row"].properties.clear()
+        server.servicer.peers.clear()
+        with InferenceClient(server.target, **options) as client:
+            client.metadata("row", timeout=30)
+            for _ in range(2 * connections):
+                call(client, method, *arguments, timeout=30)
+        peers = server.servicer.peers
+        assert len(set(peers)) == connections, processes
+        assert peers[:connections] == peers[connections:]
 
 
 def test_a_server_with_more_processes_gets_more_connections(
@@ -326,15 +313,6 @@ def test_a_server_with_more_processes_gets_more_connections(
         server.servicer.peers.clear()
         infer(client, connections)
         assert turns(server) == [1] * connections
-
-
-@pytest.mark.parametrize(("connections", "check"), [(1, True), (3, True), (3, False)])
-def test_the_caller_fixes_the_number(server: ScriptedServer, check: bool, connections: int) -> None:
-    stating(server, "2")
-    with InferenceClient(server.target, check=check, connections=connections) as client:
-        client.metadata("row", timeout=30)
-        infer(client, 2 * connections)
-    assert turns(server) == [2] * connections
 
 
 def test_each_of_several_targets_gets_the_connections(server: ScriptedServer, other: ScriptedServer) -> None:
@@ -393,8 +371,9 @@ async def test_close_closes_every_connection(server: ScriptedServer, kind: type[
     await either(client, "infer", "row", ROW, timeout=30)
     await either(client, "close")
     await either(client, "close")
+    client._endpoints.grow(16)
     connections = client._endpoints.close()
-    assert len(connections) == 8
+    assert len(connections) == 8, "nothing opens after close"
     for connection in connections:
         for stub in (connection.stub, connection.stream_stub):
             with pytest.raises((ValueError, grpc.aio.UsageError), match="closed"):

@@ -16,23 +16,16 @@ from tensorferry.client.load.records import Plan
 from tensorferry.client.load.steps import Arrival, BadOption, Step, concurrencies, rates, read_trace
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("8", [8]),
-        ("1,8,32", [1, 8, 32]),
-        ("1:256", [1, 2, 4, 8, 16, 32, 64, 128, 256]),
-        ("3:20", [3, 6, 12, 20]),
-        ("4:4", [4]),
-    ],
-)
-def test_concurrencies(text: str, expected: list[int]) -> None:
-    assert concurrencies(text) == tuple(Step(concurrency=number) for number in expected)
-
-
-def test_rates() -> None:
+def test_a_number_a_list_or_a_range_that_doubles() -> None:
+    for text, expected in (
+        ("8", [8]), ("1,8,32", [1, 8, 32]), ("1:256", [1, 2, 4, 8, 16, 32, 64, 128, 256]), ("3:20", [3, 6, 12, 20]), ("4:4", [4]),
+    ):  # fmt: skip
+        assert (
+            [step.concurrency for step in concurrencies(text)]
+            == [step.rate for step in rates(text)]
+            == expected
+        )
     assert rates("0.5") == (Step(rate=0.5),)
-    assert [step.rate for step in rates("100:500")] == [100, 200, 400, 500]
 
 
 def test_what_is_no_concurrency_and_no_rate() -> None:

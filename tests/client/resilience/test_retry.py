@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,10 +15,10 @@ import grpc
 import numpy as np
 import pytest
 from client.calls import both_clients, either
-from client.scripted import ScriptedServer, echo, streamed
+from client.scripted import Hang, ScriptedServer, echo, streamed
 from polling import until
 
-from tensorferry.client import Cancelled, InferenceClient, ResourceExhausted, Retry
+from tensorferry.client import Cancelled, InferenceClient, InferenceFuture, ResourceExhausted, Retry
 from tensorferry.client.connection.retry import DEFAULT_RETRY, RetryBudget
 from tensorferry.client.errors import InferenceError, of_code
 from tensorferry.protos import inference_pb2 as pb
@@ -24,8 +27,8 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 INPUTS = {"x": np.zeros(1, np.int64)}
 # Budget left of 100 before a test; each answer returns 0.1.
 LEFT = 50.0
-# Short, because tests wait for it.
-RETRY_MS = 20
+# Short, because tests wait for it; and longer than any test waits.
+RETRY_MS, NEVER_MS = 20, "60000"
 
 
 def refused(retry_after: float | None = 2.0, code: grpc.StatusCode = EXHAUSTED) -> InferenceError:
@@ -162,7 +165,7 @@ def test_the_server_or_the_caller_forbids_a_retry(server: ScriptedServer, full: 
 
 def test_no_longer_than_the_timeout(client: InferenceClient, full: Callable[..., Full]) -> None:
     """A pause longer than the remaining timeout raises the error at once."""
-    script = full(9, "60000")
+    script = full(9, NEVER_MS)
     for begin in (
         lambda: client.infer("row", INPUTS, timeout=30),
         lambda: client.submit("row", INPUTS, timeout=30).result(30),
@@ -177,7 +180,7 @@ def test_no_longer_than_the_timeout(client: InferenceClient, full: Callable[...,
 async def test_close_ends_the_wait(
     server: ScriptedServer, full: Callable[..., Full], kind: type[Any]
 ) -> None:
-    full(9, "60000")
+    full(9, NEVER_MS)
     client = kind(server.target)
     if isinstance(client, InferenceClient):
         waiting = asyncio.create_task(asyncio.to_thread(client.infer, "row", INPUTS))
@@ -187,3 +190,91 @@ async def test_close_ends_the_wait(
     await either(client, "close")
     with pytest.raises(Cancelled):
         await waiting
+
+
+# Resources: the request, the retry thread, and futures at close
+
+
+def refusals(server: ScriptedServer, client: InferenceClient, count: int = 1) -> list[InferenceFuture]:
+    """Wait until `count` futures wait for their retry."""
+    server.servicer.infer = Full(1000, NEVER_MS).infer
+    futures = [client.submit("row", INPUTS, request_id=str(number)) for number in range(count)]
+    until(lambda: client._retries._left == 100 - count)
+    return futures
+
+
+def answered(server: ScriptedServer, client: InferenceClient) -> InferenceFuture:
+    future = client.submit("row", INPUTS)
+    future.result(30)
+    return future
+
+
+def cancelled_in_flight(server: ScriptedServer, client: InferenceClient) -> InferenceFuture:
+    hang = Hang()
+    server.servicer.infer = hang.infer
+    future = client.submit("row", INPUTS)
+    assert hang.begun.wait(30)
+    assert future.cancel()
+    return future
+
+
+def cancelled_while_it_waits(server: ScriptedServer, client: InferenceClient) -> InferenceFuture:
+    [future] = refusals(server, client)
+    assert future.cancel()
+    return future
+
+
+def closed_while_it_waits(server: ScriptedServer, client: InferenceClient) -> InferenceFuture:
+    [future] = refusals(server, client)
+    client.close()
+    error = future.exception(30)
+    assert isinstance(error, Cancelled)
+    assert (error.code, error.request_id) == (grpc.StatusCode.CANCELLED, "0")
+    return future
+
+
+@pytest.mark.parametrize(
+    "end", [answered, cancelled_in_flight, cancelled_while_it_waits, closed_while_it_waits]
+)
+def test_a_completed_future_releases_its_request(
+    server: ScriptedServer,
+    client: InferenceClient,
+    monkeypatch: pytest.MonkeyPatch,
+    end: Callable[[ScriptedServer, InferenceClient], InferenceFuture],
+) -> None:
+    encode = client._encode
+    requests: list[pb.ModelInferRequest] = []
+
+    def remembered(*arguments: Any) -> pb.ModelInferRequest:
+        requests.append(encode(*arguments))
+        return requests[-1]
+
+    monkeypatch.setattr(client, "_encode", remembered)
+    future = end(server, client)
+    alone = [object()]
+
+    def let_go() -> bool:
+        gc.collect()
+        return sys.getrefcount(requests[0]) == sys.getrefcount(alone[0])
+
+    until(let_go)
+    assert future.done()
+
+
+def test_one_thread_retries_all_in_order_of_due_time(server: ScriptedServer, client: InferenceClient) -> None:
+    """A long wait does not delay a shorter one, and the thread ends with the last retry."""
+    futures = refusals(server, client, 20)
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "tensorferry-retry"]
+    server.servicer.infer = Full(1).infer
+    assert client.submit("row", INPUTS, request_id="soon").result(30).id == "soon"
+    assert not any(future.done() for future in futures)
+    for future in futures:
+        assert future.cancel()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_refusal_after_close_fails_its_future(server: ScriptedServer, client: InferenceClient) -> None:
+    server.servicer.infer = Full(1, NEVER_MS).infer
+    client._retry_queue.close()
+    assert isinstance(client.submit("row", INPUTS).exception(30), Cancelled)
