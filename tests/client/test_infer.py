@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from client.calls import both_clients, call, either
-from client.scripted import Hang, ScriptedServer, ScriptedServicer, echo, echo_typed, model
+from client.scripted import Hang, ScriptedServer, ScriptedServicer, echo, echo_typed, failed, model
 
 from tensorferry import client as tf
 from tensorferry.client import InferenceClient, aio
@@ -159,15 +159,27 @@ def test_metadata_is_fetched_once_and_read_as_records(
     assert servicer.calls.count("ModelMetadata") == 2
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND])
+@pytest.mark.parametrize("method", ["infer", "submit", "stream", "shared_memory"])
 def test_metadata_is_fetched_again_after_a_refusal(
-    servicer: ScriptedServicer, client: InferenceClient
+    servicer: ScriptedServicer, client: InferenceClient, method: str, code: grpc.StatusCode
 ) -> None:
-    client.metadata("digits")
-    for fetched, code in enumerate((grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND), 2):
-        servicer.failures = [code]
+    def refused() -> None:
+        if method == "shared_memory":
+            with client.shared_memory("row", 1) as memory:
+                servicer.failures = [code]
+                memory.infer()
+        else:
+            client.metadata("row")
+            servicer.failures = [] if method == "stream" else [code]
+            call(client, method, "row", [{"x": [1]}] if method == "stream" else {"x": [1]})
+
+    servicer.shares_memory = True
+    servicer.stream = lambda requests, context: (failed(one.id, "no", code.name) for one in requests)
+    for fetched in (1, 2):
         with pytest.raises(tf.InferenceError):
-            client.infer("digits", {"image": IMAGES})
-        client.infer("digits", {"image": IMAGES})
+            refused()
+        servicer.failures = []
         assert servicer.calls.count("ModelMetadata") == fetched
 
 

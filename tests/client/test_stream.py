@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from client.conftest import Streams
-from client.scripted import Context, Hang, ScriptedServer, ScriptedServicer, echo, failed, rows, streamed
+from client.scripted import Context, Hang, ScriptedServer, ScriptedServicer, failed, rows, streamed
 
 from tensorferry import client as tf
 from tensorferry.client import InferenceClient, InferenceError, InferenceResult, Internal, StreamRequest, aio
@@ -283,18 +283,6 @@ def test_a_slow_consumer_slows_the_source_down(servicer: ScriptedServicer, strea
         source.taken = count
     assert list(outcomes) == []
     assert source.most <= 4
-
-
-def test_in_stream_refusals_make_metadata_stale(servicer: ScriptedServicer, client: InferenceClient) -> None:
-    def answer(requests: Requests, context: Context) -> Answers:
-        for request in requests:
-            yield failed(request.id, "no such input", "INVALID_ARGUMENT")
-
-    servicer.stream = answer
-    list(client.stream("row", rows(1), on_error="yield"))
-    servicer.infer = echo
-    client.infer("row", {"x": [1]})
-    assert servicer.calls.count("ModelMetadata") == 2
 
 
 def test_a_call_that_ends_while_requests_are_sent_says_why(

@@ -88,14 +88,6 @@ def run(server: ScriptedServer, folder: Path, *arguments: str, model: str = "row
     return dict(json.loads(path.read_text()))
 
 
-def test_streams(server: ScriptedServer, tmp_path: Path) -> None:
-    results = run(server, tmp_path, "--stream", "--concurrency", "2")
-    assert results["steps"][0]["answered"] > 0
-    assert results["server"] == "scripted 9"
-    assert "ModelInfer" not in server.servicer.calls
-    assert server.servicer.calls.count("ModelStreamInfer") == 1
-
-
 def test_progress_on_a_terminal_failures_with_the_first_message_and_hidden_headers(
     server: ScriptedServer, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,17 +203,6 @@ def test_no_answer_at_all_is_a_failure(
     assert "no rate met" not in captured.out, "none was tried"
 
 
-def test_a_request_that_the_server_refuses_is_one_line(server: ScriptedServer, capsys: Output) -> None:
-    def infer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such\nshape")
-        raise AssertionError
-
-    server.servicer.infer = infer
-    assert bench.main([server.target, "row", *SHORT]) == 1
-    expected = f"tensorferry bench: {server.target}: INVALID_ARGUMENT: no such shape\n"
-    assert capsys.readouterr().err == expected
-
-
 def test_a_server_without_metadata_needs_files(
     server: ScriptedServer, tmp_path: Path, capsys: Output
 ) -> None:
@@ -268,15 +249,6 @@ def test_files_without_metadata_must_have_a_datatype_of_the_protocol(
     np.save(tmp_path / "z.npy", np.zeros((2, 3), np.complex64))
     error = refusal(capsys, bench.main, [server.target, "nameless", "--input", f"z={tmp_path / 'z.npy'}"])
     assert "input 'z' expects a datatype of the protocol, got numpy dtype complex64" in error
-
-
-def test_an_unknown_model_or_server_is_one_line(server: ScriptedServer, capsys: Output) -> None:
-    assert bench.main([server.target, "nothing"]) == 1
-    assert capsys.readouterr().err == f"tensorferry bench: {server.target}: NOT_FOUND: no model 'nothing'\n"
-    assert bench.main(["127.0.0.1:1", "row"]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("tensorferry bench: 127.0.0.1:1: UNAVAILABLE: ")
-    assert error.count("\n") == 1
 
 
 def test_several_targets_are_refused(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:

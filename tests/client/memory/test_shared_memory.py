@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from client.scripted import ScriptedServer, model
 from support.processes.server import ServerProcess
 
-from tensorferry.client import InferenceClient, InferenceError, InvalidArgument, InvalidInput, Unimplemented
+from tensorferry.client import InferenceClient, InferenceError, InvalidInput, Unimplemented
 from tensorferry.client.connection import system_memory
 from tensorferry.client.connection.system_memory import DIRECTORY, SystemMemory
 from tensorferry.protos import inference_pb2 as pb
@@ -95,16 +94,6 @@ def test_a_closed_client_leaves_no_file(digits: ServerProcess) -> None:
             client.close()
         stub = other._endpoints.pick().stub
         stub.SystemSharedMemoryUnregister(pb.SystemSharedMemoryUnregisterRequest(name=name))
-
-
-def test_a_refused_request_makes_metadata_stale(server: ScriptedServer, client: InferenceClient) -> None:
-    server.servicer.shares_memory = True
-    for fetched in (1, 2):
-        with client.shared_memory("row", 1) as memory:
-            server.servicer.failures = [grpc.StatusCode.INVALID_ARGUMENT]
-            with pytest.raises(InvalidArgument):
-                memory.infer()
-        assert server.servicer.calls.count("ModelMetadata") == fetched
 
 
 def test_a_statement_within_its_own_is_refused(local: InferenceClient) -> None:
