@@ -19,7 +19,9 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 
 Context = grpc.ServicerContext
 Infer = Callable[[pb.ModelInferRequest, Context], pb.ModelInferResponse]
-Stream = Callable[[Iterator[pb.ModelInferRequest], Context], Iterator[pb.ModelStreamInferResponse]]
+Requests = Iterator[pb.ModelInferRequest]
+Answers = Iterator[pb.ModelStreamInferResponse]
+Stream = Callable[[Requests, Context], Answers]
 
 
 def model(name: str, inputs: dict[str, str], outputs: dict[str, str]) -> pb.ModelMetadataResponse:
@@ -109,9 +111,7 @@ class Hang:
         self._wait()
         context.abort(grpc.StatusCode.CANCELLED, "the caller left")
 
-    def stream(
-        self, requests: Iterator[pb.ModelInferRequest], context: Context
-    ) -> Iterator[pb.ModelStreamInferResponse]:
+    def stream(self, requests: Requests, context: Context) -> Answers:
         """Answer only the first request."""
         self._hear_of_the_end(context)
         yield streamed(next(requests))
@@ -171,9 +171,7 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self.requests.append(request)
         return self.infer(request, context)
 
-    def ModelStreamInfer(
-        self, requests: Iterator[pb.ModelInferRequest], context: Context
-    ) -> Iterator[pb.ModelStreamInferResponse]:
+    def ModelStreamInfer(self, requests: Requests, context: Context) -> Answers:
         self.peers.append(context.peer())
         self._called("ModelStreamInfer", context)
         return self.stream(requests, context)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from client.calls import call
-from client.scripted import ScriptedServer, echo, model
+from client.scripted import Requests, ScriptedServer, echo, model
 
 from tensorferry.client import (
     Classification,
@@ -42,7 +42,7 @@ def answering(server: ScriptedServer, change: Change) -> list[pb.ModelInferReque
         change(answer)
         return answer
 
-    def stream(requests: Iterator[pb.ModelInferRequest], context: Any) -> Iterator[Any]:
+    def stream(requests: Requests, context: Any) -> Iterator[Any]:
         for request in requests:
             yield pb.ModelStreamInferResponse(infer_response=infer(request))
 

@@ -14,15 +14,21 @@ import grpc
 import numpy as np
 import pytest
 from client.conftest import Streams
-from client.scripted import Context, Hang, ScriptedServer, ScriptedServicer, failed, rows, streamed
+from client.scripted import (
+    Answers,
+    Context,
+    Hang,
+    Requests,
+    ScriptedServer,
+    ScriptedServicer,
+    failed,
+    rows,
+    streamed,
+)
 
 from tensorferry import client as tf
 from tensorferry.client import InferenceClient, InferenceError, InferenceResult, Internal, StreamRequest, aio
 from tensorferry.client.inflight import InFlight
-from tensorferry.protos import inference_pb2 as pb
-
-Answers = Iterator[pb.ModelStreamInferResponse]
-Requests = Iterator[pb.ModelInferRequest]
 
 
 def ids(outcomes: Iterable[Any]) -> list[str]:

@@ -6,8 +6,6 @@ tests/wire/test_foreign_servers.py has the servers themselves.
 from __future__ import annotations
 
 import json
-import queue
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,10 @@ import grpc
 import numpy as np
 import pytest
 from client.calls import Output, refusal
-from client.scripted import Context, ScriptedServer, echo, model, serving
+from client.scripted import Context, ScriptedServer, echo, model
 
 from tensorferry.client import InferenceClient, InvalidInput
 from tensorferry.client.cli import bench, commands, infer
-from tensorferry.client.load.process import opened
-from tensorferry.client.load.records import Target
 from tensorferry.client.messages.checks import check_inputs, check_outputs
 from tensorferry.client.messages.frames import Frame
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus
@@ -164,31 +160,3 @@ def test_a_refused_request_without_inputs_says_why_it_had_none(
             f"tensorferry {name}: {nameless.target}: INTERNAL: list index out of range (the request had no inputs,"
             " because the server names none of model 'nameless': give --input NAME=FILE.npy)\n"
         )
-
-
-@pytest.fixture(params=["", "1"], ids=["without a version", "with a version"])
-def other_streams(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of a server whose streams have ModelInferResponse messages, as MLServer's have."""
-
-    def answer(requests: Iterator[Any], context: Context) -> Iterator[pb.ModelInferResponse]:
-        next(requests)
-        # With a version it is no ModelStreamInferResponse at all.
-        yield pb.ModelInferResponse(model_name="row", model_version=request.param, id="1")
-
-    handler = grpc.stream_stream_rpc_method_handler(
-        answer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
-    )
-    with serving({"ModelStreamInfer": handler}) as address:
-        yield address
-
-
-def test_a_stream_with_other_messages_fails_its_requests(other_streams: str) -> None:
-    ends: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    body = pb.ModelInferRequest(model_name="row").SerializeToString()
-    with opened(Target(other_streams, stream=True), 1) as (calls,):
-        # The second request opens another stream.
-        for _ in range(2):
-            calls.start(body, ends.put)
-            code, message = ends.get(timeout=30)
-            assert code == "UNKNOWN"
-            assert "answers no request, so the server may have other streams" in message

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from client.scripted import Context, Hang, ScriptedServer, failed, streamed
+from client.scripted import Answers, Context, Hang, Requests, ScriptedServer, failed, serving, streamed
 
 from tensorferry.client.load.calls import Calls
 from tensorferry.client.load.process import opened
@@ -50,9 +50,7 @@ def test_requests_of_a_stream_have_ids_of_their_own(
 ) -> None:
     received: list[str] = []
 
-    def answer(
-        requests: Iterator[pb.ModelInferRequest], context: Context
-    ) -> Iterator[pb.ModelStreamInferResponse]:
+    def answer(requests: Requests, context: Context) -> Answers:
         first, second, third, fourth = (next(requests) for _ in range(4))
         received.extend(request.id for request in (first, second, third, fourth))
         # Answers are matched by id, not by order.
@@ -77,9 +75,7 @@ def test_requests_of_a_stream_have_ids_of_their_own(
 def test_a_request_of_a_stream_ends_with_its_last_answer(
     server: ScriptedServer, stream: Calls, ends: Ends
 ) -> None:
-    def answer(
-        requests: Iterator[pb.ModelInferRequest], context: Context
-    ) -> Iterator[pb.ModelStreamInferResponse]:
+    def answer(requests: Requests, context: Context) -> Answers:
         first, second = next(requests), next(requests)
         for request, final in ((first, False), (second, False), (first, True)):
             several = streamed(request)
@@ -98,9 +94,7 @@ def test_a_request_of_a_stream_ends_with_its_last_answer(
 def test_a_broken_stream_fails_its_requests_and_the_next_opens_another(
     server: ScriptedServer, stream: Calls, ends: Ends
 ) -> None:
-    def broken(
-        requests: Iterator[pb.ModelInferRequest], context: Context
-    ) -> Iterator[pb.ModelStreamInferResponse]:
+    def broken(requests: Requests, context: Context) -> Answers:
         next(requests)
         context.abort(grpc.StatusCode.INTERNAL, "broken")
         yield pb.ModelStreamInferResponse()
@@ -115,9 +109,7 @@ def test_a_broken_stream_fails_its_requests_and_the_next_opens_another(
 
 
 def test_a_stream_that_the_server_ends(server: ScriptedServer, stream: Calls, ends: Ends) -> None:
-    def first_of_two(
-        requests: Iterator[pb.ModelInferRequest], context: Context
-    ) -> Iterator[pb.ModelStreamInferResponse]:
+    def first_of_two(requests: Requests, context: Context) -> Answers:
         first, _ = next(requests), next(requests)
         yield streamed(first)
 
@@ -155,3 +147,26 @@ def test_a_late_answer_of_a_stream_is_a_failure(
         monkeypatch.setattr("tensorferry.client.load.calls.time.monotonic", lambda: next(times))
         calls.start(BODY, ends.put)
         assert ends.next()[0] == "DEADLINE_EXCEEDED"
+
+
+@pytest.mark.parametrize("version", ["", "1"], ids=["without a version", "with a version"])
+def test_a_stream_with_other_messages_fails_its_requests(ends: Ends, version: str) -> None:
+    """Streams of MLServer have ModelInferResponse messages; with a version they are no ModelStreamInferResponse at all."""
+
+    def answer(requests: Iterator[Any], context: Context) -> Iterator[pb.ModelInferResponse]:
+        next(requests)
+        yield pb.ModelInferResponse(model_name="row", model_version=version, id="1")
+
+    handler = grpc.stream_stream_rpc_method_handler(
+        answer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
+    )
+    with (
+        serving({"ModelStreamInfer": handler}) as address,
+        opened(Target(address, stream=True), 1) as (calls,),
+    ):
+        # The second request opens another stream.
+        for _ in range(2):
+            calls.start(BODY, ends.put)
+            code, message = ends.next()
+            assert code == "UNKNOWN"
+            assert "answers no request, so the server may have other streams" in message

@@ -8,14 +8,14 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 from client.calls import both_clients, either
-from client.scripted import Hang, ScriptedServer, echo, streamed
+from client.scripted import Answers, Hang, Requests, ScriptedServer, echo, streamed
 from polling import until
 
 from tensorferry.client import Cancelled, InferenceClient, InferenceFuture, ResourceExhausted, Retry
@@ -94,9 +94,7 @@ class Full:
             context.abort(EXHAUSTED, "the queue is full")
         return echo(request)
 
-    def stream(
-        self, requests: Iterator[pb.ModelInferRequest], context: grpc.ServicerContext
-    ) -> Iterator[pb.ModelStreamInferResponse]:
+    def stream(self, requests: Requests, context: grpc.ServicerContext) -> Answers:
         """Refuse every second request."""
         for number, request in enumerate(requests):
             if number % 2:
