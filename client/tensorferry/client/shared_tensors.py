@@ -42,14 +42,14 @@ class SharedTensors(ABC, Generic[ArrayT, ResultT]):
         self._layout = places
         self._key = key
 
-    def infer(
+    def request(
         self, rows: int | None, request_id: str | None, parameters: Mapping[str, Parameter] | None
-    ) -> Rpc[ResultT]:
-        """Return the call that runs the first rows."""
-        return Rpc("ModelInfer", self._layout.request(self._key, rows, request_id, parameters), self._result)
+    ) -> pb.ModelInferRequest:
+        """Return the request that runs the first rows."""
+        return self._layout.request(self._key, rows, request_id, parameters)
 
     @abstractmethod
-    def _result(self, answer: pb.ModelInferResponse) -> ResultT:
+    def result(self, answer: pb.ModelInferResponse) -> ResultT:
         """Return the result with outputs in the region."""
 
     @abstractmethod
@@ -71,7 +71,8 @@ class SystemTensors(SharedTensors[Array, InferenceResult]):
         name = pb.SystemSharedMemoryUnregisterRequest(name=memory.key)
         self.unregister = Rpc("SystemSharedMemoryUnregister", name, nothing)
 
-    def _result(self, answer: pb.ModelInferResponse) -> InferenceResult:
+    def result(self, answer: pb.ModelInferResponse) -> InferenceResult:
+        """Return the result with outputs in the region."""
         places = self._layout.filled(answer)
         outputs = {place.name: place.array(self._memory.buffer) for place in places}
         return replace(without_outputs(answer), outputs=outputs)
@@ -98,16 +99,17 @@ class CudaTensors(SharedTensors[DeviceArray, DeviceResult]):
         status = pb.CudaSharedMemoryStatusRequest()
         self.in_use = Rpc("CudaSharedMemoryStatus", status, lambda answer: memory.key in answer.regions)
 
-    def infer(
+    def request(
         self, rows: int | None, request_id: str | None, parameters: Mapping[str, Parameter] | None
-    ) -> Rpc[DeviceResult]:
-        """Return the call that runs the first rows, after the work in the GPU's default stream."""
-        rpc = super().infer(rows, request_id, parameters)
+    ) -> pb.ModelInferRequest:
+        """Return the request that runs the first rows, after the work in the GPU's default stream."""
+        request = super().request(rows, request_id, parameters)
         # The server's copies cannot wait for streams of this process.
         self._memory.wait()
-        return rpc
+        return request
 
-    def _result(self, answer: pb.ModelInferResponse) -> DeviceResult:
+    def result(self, answer: pb.ModelInferResponse) -> DeviceResult:
+        """Return the result with outputs in the region."""
         # First, because `without_outputs` empties the answer.
         places = self._layout.filled(answer)
         head = without_outputs(answer)

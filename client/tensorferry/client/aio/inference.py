@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
 import grpc
 
@@ -29,10 +29,7 @@ from tensorferry.client.inflight import InFlight, Outcome
 from tensorferry.client.messages import arguments, chunks, codec, rpcs
 from tensorferry.client.messages.codec import Inputs, Outputs, StreamDefaults, StreamRequest
 from tensorferry.client.messages.results import InferenceResult, Parameter
-from tensorferry.client.messages.rpcs import Rpc
 from tensorferry.protos import inference_pb2 as pb
-
-T = TypeVar("T")
 
 
 class InferenceCalls(SharedMemoryCalls):
@@ -287,9 +284,6 @@ class InferenceCalls(SharedMemoryCalls):
             raise errors.closed_during_call(error.request_id) from error
         return True
 
-    async def _run(self, rpc: Rpc[T], context: CallContext) -> T:
-        return rpc.decode(await self._call(rpc.method, rpc.message, context))
-
     async def _call(
         self,
         method: str,
@@ -298,7 +292,6 @@ class InferenceCalls(SharedMemoryCalls):
         *,
         attempts: Attempts | None = None,
     ) -> Any:
-        """Return the answer to a unary call, which is retried as the policy allows."""
         attempts = attempts or self._attempts(request)
         while True:
             options = self._call_options(context)

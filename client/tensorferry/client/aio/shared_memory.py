@@ -7,7 +7,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Generic, Self, cast, overload
+from typing import Any, Generic, Self, overload
 
 from tensorferry.client.aio.server_calls import ServerCalls
 from tensorferry.client.connection.context import Headers
@@ -24,7 +24,6 @@ from tensorferry.client.shared_tensors import (
     SharedTensors,
     shared_tensors,
 )
-from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import Array
 
 
@@ -111,13 +110,14 @@ class SharedMemory(Generic[ArrayT, ResultT]):
         (2, 10)
         """
         context = self._client._settings.of_call(metadata).begin(timeout, request_id or "")
-        rpc = self._entered().infer(rows, request_id, parameters)
+        tensors = self._entered()
+        request = tensors.request(rows, request_id, parameters)
         try:
-            result = await self._client._run(rpc, context)
+            answer = await self._client._call("ModelInfer", request, context)
         except InferenceError as error:
             self._client._cache.refused(self._model, self._version, error)
             raise
-        return await self._client._compared(cast("pb.ModelInferRequest", rpc.message), context, result)
+        return await self._client._compared(request, context, tensors.result(answer))
 
     def _entered(self) -> SharedTensors[ArrayT, ResultT]:
         if self._tensors is None:

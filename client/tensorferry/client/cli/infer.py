@@ -158,8 +158,7 @@ def _show(result: InferenceResult, arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
         print(printing.json_text(result))
         return
-    model, version = printable(result.model_name), printable(result.model_version or "-")
-    print(f"model {model}, version {version}")
+    print(printing.title(result))
     if arguments.output_file is not None:
         write_archive(arguments.output_file, result)
         for name, array in result.items():
@@ -197,7 +196,7 @@ def _show_answers(client: InferenceClient, request: StreamRequest, arguments: ar
             print(printing.json_text(result), flush=True)
             continue
         if not number:
-            print(f"model {printable(result.model_name)}, version {printable(result.model_version or '-')}")
+            print(printing.title(result))
         for line in printing.table(result, shutil.get_terminal_size().columns):
             print(line, flush=True)
 

@@ -37,6 +37,11 @@ def table(result: InferenceResult, width: int) -> Iterator[str]:
         )
 
 
+def title(result: InferenceResult) -> str:
+    """Return the model and its version."""
+    return f"model {printable(result.model_name)}, version {printable(result.model_version or '-')}"
+
+
 def heading(name: str, array: Array) -> str:
     """Return an output's name, datatype and shape."""
     return f"{printable(name)}  {tensors.datatype_of(array)} {list(array.shape)}"

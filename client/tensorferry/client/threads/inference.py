@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Generator, Iterable, Mapping
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
 import grpc
 
@@ -26,13 +26,10 @@ from tensorferry.client.inflight import InFlight, Outcome
 from tensorferry.client.messages import arguments, chunks, codec, rpcs
 from tensorferry.client.messages.codec import Inputs, Outputs, StreamDefaults, StreamRequest
 from tensorferry.client.messages.results import InferenceResult, Parameter
-from tensorferry.client.messages.rpcs import Rpc
 from tensorferry.client.threads import stream
 from tensorferry.client.threads.sequence import InferenceSequence
 from tensorferry.client.threads.shared_memory import SharedMemoryCalls
 from tensorferry.protos import inference_pb2 as pb
-
-T = TypeVar("T")
 
 
 class InferenceCalls(SharedMemoryCalls):
@@ -283,9 +280,6 @@ class InferenceCalls(SharedMemoryCalls):
             raise errors.closed_during_call(error.request_id) from error
         return True
 
-    def _run(self, rpc: Rpc[T], context: CallContext) -> T:
-        return rpc.decode(self._call(rpc.method, rpc.message, context))
-
     def _call(
         self,
         method: str,
@@ -294,7 +288,6 @@ class InferenceCalls(SharedMemoryCalls):
         *,
         attempts: Attempts | None = None,
     ) -> Any:
-        """Return the answer to a unary call, which is retried as the policy allows."""
         attempts = attempts or self._attempts(request)
         while True:
             options = self._call_options(context)

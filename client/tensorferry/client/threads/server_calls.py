@@ -33,8 +33,11 @@ class ServerCalls(ClientBase):
     _closing: waits.Closing
 
     @abstractmethod
+    def _call(self, method: str, request: object, context: CallContext) -> Any:
+        """Return the answer to a unary call, which is retried as the policy allows."""
+
     def _run(self, rpc: Rpc[T], context: CallContext) -> T:
-        """Make a call, which is retried as the policy allows."""
+        return rpc.decode(self._call(rpc.method, rpc.message, context))
 
     def metadata(
         self, model: str, version: str = "", *, timeout: float | None = None, metadata: Headers = ()

@@ -8,7 +8,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Generic, Self, cast, overload
+from typing import Any, Generic, Self, overload
 
 from tensorferry.client.connection.context import Headers
 from tensorferry.client.connection.device_arrays import DeviceArray, DeviceResult
@@ -25,7 +25,6 @@ from tensorferry.client.shared_tensors import (
     shared_tensors,
 )
 from tensorferry.client.threads.server_calls import ServerCalls
-from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import Array
 
 
@@ -112,13 +111,14 @@ class SharedMemory(Generic[ArrayT, ResultT]):
         (2, 10)
         """
         context = self._client._settings.of_call(metadata).begin(timeout, request_id or "")
-        rpc = self._entered().infer(rows, request_id, parameters)
+        tensors = self._entered()
+        request = tensors.request(rows, request_id, parameters)
         try:
-            result = self._client._run(rpc, context)
+            answer = self._client._call("ModelInfer", request, context)
         except InferenceError as error:
             self._client._cache.refused(self._model, self._version, error)
             raise
-        return self._client._compared(cast("pb.ModelInferRequest", rpc.message), context, result)
+        return self._client._compared(request, context, tensors.result(answer))
 
     def _entered(self) -> SharedTensors[ArrayT, ResultT]:
         if self._tensors is None:
