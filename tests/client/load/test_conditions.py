@@ -15,7 +15,6 @@ SPREAD = measured(tally(*[at / 1000 for at in range(1, 101)], failures={"INTERNA
 @pytest.mark.parametrize(
     ("text", "holds"),
     [
-        ("p50<60ms", True),
         ("p50<40ms", False),
         ("p99 < 0.2s", True),
         ("p99<90000us", False),
@@ -23,9 +22,7 @@ SPREAD = measured(tally(*[at / 1000 for at in range(1, 101)], failures={"INTERNA
         ("p99.9<99ms", False),
         ("p50>40ms", True),
         ("mean<51ms", True),
-        ("errors<21%", True),
         ("errors<20%", False),
-        ("rate>99", True),
         ("rate>100/s", False),
     ],
 )
