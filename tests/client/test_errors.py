@@ -7,6 +7,7 @@ import pickle
 import grpc
 import numpy as np
 import pytest
+from client.calls import call
 from client.scripted import ScriptedServer
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
@@ -23,16 +24,15 @@ IMAGES = np.arange(128, dtype=np.uint8).reshape(2, 8, 8)
 def test_errors_have_the_class_of_their_code(server: ScriptedServer) -> None:
     for code in set(grpc.StatusCode) - {grpc.StatusCode.OK}:
         expected = getattr(tf, code.name.title().replace("_", ""), tf.InferenceError)
-        server.servicer.failures = [code]
-        with (
-            InferenceClient(server.target, check=False, retry=None) as client,
-            pytest.raises(tf.InferenceError) as caught,
-        ):
-            client.infer("digits", {"image": IMAGES}, request_id="r1")
-        error = caught.value
-        assert type(error) is expected
-        assert (error.code, error.message, error.request_id) == (code, "scripted failure", "r1")
-        assert str(error) == f"{code.name}: scripted failure (request 'r1')"
+        with InferenceClient(server.target, check=False, retry=None) as client:
+            for method in ("infer", "submit"):
+                server.servicer.failures = [code]
+                with pytest.raises(tf.InferenceError) as caught:
+                    call(client, method, "digits", {"image": IMAGES}, request_id="r1")
+                error = caught.value
+                assert type(error) is expected
+                assert (error.code, error.message, error.request_id) == (code, "scripted failure", "r1")
+                assert str(error) == f"{code.name}: scripted failure (request 'r1')"
 
 
 def test_errors_survive_pickling() -> None:

@@ -203,16 +203,6 @@ async def test_submit_gives_a_future_of_the_result(
     assert [result.id for result in await asyncio.gather(*tasks)] == [str(number) for number in range(8)]
 
 
-def test_a_future_raises_the_typed_error(servicer: ScriptedServicer, client: InferenceClient) -> None:
-    client.metadata("digits")
-    servicer.failures = [grpc.StatusCode.NOT_FOUND]
-    error = client.submit("digits", {"image": IMAGES}, request_id="r1").exception(30)
-    assert isinstance(error, tf.NotFound)
-    assert error.request_id == "r1"
-    with pytest.raises(tf.InvalidInput):
-        client.submit("digits", {"image": IMAGES.astype(np.int8)})
-
-
 @both_clients
 async def test_cancelling_a_future_or_a_task_cancels_the_call(
     server: ScriptedServer, kind: type[Any]

@@ -83,19 +83,6 @@ def test_requests_are_dicts_or_records(servicer: ScriptedServicer, stream: Strea
     assert len({first.id, second.id, third.id}) == 3
 
 
-async def test_asyncio_takes_asynchronous_iterables(aclient: aio.InferenceClient) -> None:
-    async def source() -> AsyncIterator[dict[str, object]]:
-        for number in range(3):
-            await asyncio.sleep(0)
-            yield {"x": [number]}
-
-    results = [result["x"].tolist() async for result in aclient.stream("row", source(), ordered=True)]
-    assert results == [[0], [1], [2]]
-
-
-# Errors
-
-
 def test_errors_are_yielded_in_place_of_results(servicer: ScriptedServicer, stream: Streams) -> None:
     def answer(requests: Requests, context: Context) -> Answers:
         for request in requests:

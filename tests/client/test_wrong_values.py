@@ -69,14 +69,11 @@ def test_timeouts(client: InferenceClient, servicer: ScriptedServicer) -> None:
         with pytest.raises(InvalidInput, match=message):
             calls.call(client, method, *arguments, timeout=math.nan)
     assert servicer.calls == []
+    client.metadata("row")
+    with pytest.raises(InvalidInput, match=message):
+        client.metadata("row", timeout=-1)
     for timeout in RIGHT_TIMEOUTS:
         client.is_live(timeout=timeout)
-
-
-def test_a_timeout_is_checked_when_the_answer_is_known(client: InferenceClient) -> None:
-    client.metadata("row")
-    with pytest.raises(InvalidInput):
-        client.metadata("row", timeout=-1)
 
 
 def test_a_stream_is_checked_before_it_begins(client: InferenceClient) -> None:

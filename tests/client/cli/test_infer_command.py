@@ -129,8 +129,8 @@ WRONG: list[tuple[list[str], str]] = [
     (["--json", "-", "--input", "x=@-"], "stdin can be read once, got it 2 times: name files for the others"),
     (["--format", "json", "--output-dir", "d"], "argument --output-dir: not allowed with argument --format"),
     (["--parameter", "=1"], "argument --parameter: expected NAME=VALUE, got '=1'"),
-    (["--ca-file", "/no/such"], "argument --ca-file: '/no/such' is not a file"),
-    (["--cert-file", "c.pem"], "argument --cert-file: got 'c.pem' without --key-file"),
+    (["--ca-file", "/no/such"], "tls ca_file expects a PEM file, got '/no/such' (No such file or directory)"),
+    (["--cert-file", "c.pem"], "Tls expects cert_file and key_file together, got cert_file='c.pem' and key_file=None"),
     (["--parameter", "a=1", "--parameter", "a=2"], "argument --parameter: 'a' is given more than once"),
     ([], "model 'row' expects the inputs 'x', got none: add 'x'"),
 ]  # fmt: skip

@@ -15,7 +15,7 @@ import pytest
 from client.calls import Output, refusal
 from client.scripted import Context, ScriptedServer, echo, model
 
-from tensorferry.client import InferenceClient, InvalidInput
+from tensorferry.client import InvalidInput
 from tensorferry.client.cli import bench, commands, infer
 from tensorferry.client.messages.checks import check_inputs, check_outputs
 from tensorferry.client.messages.frames import Frame
@@ -45,14 +45,6 @@ def row(tmp_path: Path) -> str:
     """The name of a file with a row."""
     np.save(tmp_path / "row.npy", X)
     return str(tmp_path / "row.npy")
-
-
-def test_arrays_are_sent_as_they_are_if_no_inputs_are_named(
-    nameless: ScriptedServer, client: InferenceClient
-) -> None:
-    answer = client.infer("nameless", {"x": X, "y": [1, 2]}, outputs=["y"])
-    assert list(answer) == ["y"]
-    assert answer["y"].tolist() == [1, 2]
 
 
 def test_columns_need_names_of_inputs() -> None:

@@ -99,13 +99,6 @@ def test_one_call_crashes_two_of_three_servers_at_most(
     assert three.ended() == ended
 
 
-def test_a_call_for_metadata_crashes_two_servers_at_most(replicas: Callable[..., Replicas]) -> None:
-    three = replicas("ModelMetadata")
-    with InferenceClient(three.target) as client, pytest.raises(Unavailable):
-        client.infer("m", INPUTS, timeout=30)
-    assert three.ended() == 2
-
-
 def test_a_registration_of_shared_memory_is_not_repeated(server: ScriptedServer) -> None:
     with InferenceClient(server.target) as client:
         client.metadata("digits")
@@ -113,14 +106,6 @@ def test_a_registration_of_shared_memory_is_not_repeated(server: ScriptedServer)
         with pytest.raises(Unavailable), client.shared_memory("digits", rows=1):
             pass
     assert server.servicer.calls.count("SystemSharedMemoryRegister") == 1
-
-
-def test_a_large_request_is_retried(server: ScriptedServer) -> None:
-    large = np.zeros((16_000, 8, 8), np.uint8)  # a megabyte: more than gRPC buffers by default
-    server.servicer.failures = [grpc.StatusCode.UNAVAILABLE]
-    with InferenceClient(server.target, check=False) as client:
-        assert client.infer("digits", {"image": large})["image"].shape == large.shape
-    assert server.servicer.calls == ["ModelInfer"] * 2
 
 
 @dataclass(frozen=True, slots=True)

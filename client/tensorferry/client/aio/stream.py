@@ -17,7 +17,6 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
-    Iterator,
 )
 from typing import Any, TypeAlias
 
@@ -184,23 +183,16 @@ class _RequestFeed:
 
 def complete(requests: Requests, defaults: StreamDefaults) -> AsyncGenerator[StreamRequest]:
     """Yield the requests of a plain or asynchronous iterable, with defaults filled in."""
+    return _complete(requests if isinstance(requests, AsyncIterable) else codec.iterated(requests), defaults)
+
+
+async def _complete(requests: Requests, defaults: StreamDefaults) -> AsyncGenerator[StreamRequest]:
     if isinstance(requests, AsyncIterable):
-        return _complete(requests, defaults)
-    return _complete_plain(codec.iterated(requests), defaults)
-
-
-async def _complete(
-    requests: AsyncIterable[Inputs | StreamRequest], defaults: StreamDefaults
-) -> AsyncGenerator[StreamRequest]:
-    async for request in requests:
-        yield defaults.complete(request)
-
-
-async def _complete_plain(
-    requests: Iterator[Inputs | StreamRequest], defaults: StreamDefaults
-) -> AsyncGenerator[StreamRequest]:
-    for request in requests:
-        yield defaults.complete(request)
+        async for request in requests:
+            yield defaults.complete(request)
+    else:
+        for request in requests:
+            yield defaults.complete(request)
 
 
 async def run(

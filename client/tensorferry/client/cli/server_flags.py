@@ -79,18 +79,8 @@ class ServerConnection:
 def connection_of(parser: CommandParser, arguments: argparse.Namespace) -> ServerConnection:
     """Return the connection that the flags describe; exit with 2, or raise InvalidInput, if they do not fit together."""
     targets = targets_of(arguments.target)
-    files = {f"--{name}-file": getattr(arguments, f"{name}_file") for name in ("ca", "cert", "key")}
-    if (arguments.cert_file is None) != (arguments.key_file is None):
-        given, missing = (
-            ("--cert-file", "--key-file") if arguments.cert_file else ("--key-file", "--cert-file")
-        )
-        parser.error(f"argument {given}: got {files[given]!r} without {missing}: give both or neither")
-    for option, file in files.items():
-        if file is not None and not Path(file).is_file():
-            parser.error(f"argument {option}: {file!r} is not a file: name a PEM file")
-    tls: bool | Tls = arguments.tls
-    if any(files.values()):
-        tls = Tls(arguments.ca_file, arguments.cert_file, arguments.key_file)
+    files = (arguments.ca_file, arguments.cert_file, arguments.key_file)
+    tls: bool | Tls = arguments.tls if files == (None, None, None) else Tls(*files)
     token = _token(parser, arguments.token_file)
     over_plaintext = arguments.token_over_plaintext
     sent_token = bearer(token, targets, secure=bool(tls), over_plaintext=over_plaintext)

@@ -68,17 +68,17 @@ def main(argv: Sequence[str]) -> int:
         url = status_url(_DEFAULT if given is None else given)
         samples = StatusSamples()
         samples.add(read(url))
+        if arguments.model is not None and arguments.model not in samples.models:
+            known = ", ".join(samples.models) or "none"
+            raise StatusError(f"there is no model {arguments.model!r}; there are: {known}")
+        if arguments.once or not sys.stdout.isatty():
+            _once(url, samples, arguments)
+            return 0
     except StatusError as error:
         print(f"tensorferry top: {one_line(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
-    if arguments.model is not None and arguments.model not in samples.models:
-        known = ", ".join(samples.models) or "none"
-        print(f"tensorferry top: there is no model {arguments.model!r}; there are: {known}", file=sys.stderr)
-        return 1
-    if arguments.once or not sys.stdout.isatty():
-        return _once(url, samples, arguments)
     with contextlib.suppress(KeyboardInterrupt):
         _watch(url, samples, arguments)
     return 0
@@ -136,21 +136,14 @@ def _speaks_http2(url: str, timeout: float) -> bool:
     return len(answer) >= 4 and answer[3] == 4 and not answer.startswith(b"HTTP")
 
 
-def _once(url: str, samples: StatusSamples, arguments: argparse.Namespace) -> int:
+def _once(url: str, samples: StatusSamples, arguments: argparse.Namespace) -> None:
     """Take a second sample, because rates need two, and print the status."""
-    try:
-        time.sleep(arguments.interval)
-        samples.add(read(url))
-    except StatusError as error:
-        print(f"tensorferry top: {one_line(str(error))}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    time.sleep(arguments.interval)
+    samples.add(read(url))
     # Lines are cut for terminals only.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
     for line in lines_of(samples, width, arguments.model, blocks=_blocks()):
         print(line.rstrip())
-    return 0
 
 
 def _blocks() -> str:
