@@ -56,11 +56,7 @@ class InferenceError(Exception):
 
 
 class Cancelled(InferenceError):
-    """CANCELLED: the call was cancelled, by the caller, by `close()` or by the server.
-
-    >>> issubclass(Cancelled, InferenceError)
-    True
-    """
+    """CANCELLED: the call was cancelled, by the caller, by `close()` or by the server."""
 
 
 class InvalidArgument(InferenceError):
@@ -124,19 +120,11 @@ class NotFound(InferenceError):
 
 
 class PermissionDenied(InferenceError):
-    """PERMISSION_DENIED: the caller is authenticated, but lacks the role for this call.
-
-    >>> issubclass(PermissionDenied, InferenceError)
-    True
-    """
+    """PERMISSION_DENIED: the caller is authenticated, but lacks the role for this call."""
 
 
 class Unauthenticated(InferenceError):
-    """UNAUTHENTICATED: the caller's credentials are missing or wrong.
-
-    >>> issubclass(Unauthenticated, InferenceError)
-    True
-    """
+    """UNAUTHENTICATED: the caller's credentials are missing or wrong."""
 
 
 class ResourceExhausted(InferenceError):
@@ -152,11 +140,7 @@ class ResourceExhausted(InferenceError):
 
 
 class FailedPrecondition(InferenceError):
-    """FAILED_PRECONDITION: the server is not in the state that the call needs.
-
-    >>> issubclass(ClientClosed, FailedPrecondition)
-    True
-    """
+    """FAILED_PRECONDITION: the server is not in the state that the call needs."""
 
 
 class ClientClosed(FailedPrecondition, RuntimeError):
@@ -184,11 +168,7 @@ class Unimplemented(InferenceError):
 
 
 class Internal(InferenceError):
-    """INTERNAL: a bug of the server, or an answer that cannot be decoded or does not fit its request.
-
-    >>> issubclass(Internal, InferenceError)
-    True
-    """
+    """INTERNAL: a bug of the server, or an answer that cannot be decoded or does not fit its request."""
 
 
 class Unavailable(InferenceError):
