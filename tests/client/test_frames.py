@@ -97,6 +97,17 @@ def test_a_frame_of_one_column(client: InferenceClient) -> None:
     assert client.infer("any", pandas.DataFrame({0: [1, 2]}))["x"].tolist() == [[1.0], [2.0]]
 
 
+def test_older_versions_of_pandas_give_objects(
+    client: InferenceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to_numpy = pandas.Series.to_numpy
+    monkeypatch.setattr(
+        pandas.Series, "to_numpy", lambda self, dtype=object, **options: to_numpy(self, dtype, **options)
+    )
+    frame = pandas.DataFrame({"x": pandas.Series([2**53 + 1], dtype="Int64")})
+    assert client.infer("flat", frame)["x"].tolist() == [2**53 + 1]
+
+
 def test_missing_numbers_are_nan(client: InferenceClient) -> None:
     for column in (
         pandas.Series([1.0, None, 3.0]),

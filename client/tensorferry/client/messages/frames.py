@@ -117,7 +117,8 @@ def check_strings(column: Array, tensor: TensorMetadata, subject: str) -> Array:
 
 def _pandas_values(series: Any) -> Array:
     values: Array = series.to_numpy()
-    if values.dtype == object and getattr(series.dtype, "kind", "O") in "iuf":
-        # A column of pandas' own number types with missing values: these become NaN.
+    # Before version 2.2, pandas gives objects also for its own number types without missing values.
+    if values.dtype == object and getattr(series.dtype, "kind", "O") in "iuf" and series.hasnans:
+        # Missing values become NaN.
         values = series.to_numpy(dtype="float64", na_value=np.nan)
     return values
