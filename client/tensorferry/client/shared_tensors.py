@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from tensorferry.client.connection.cuda_memory import CudaMemory
@@ -13,7 +12,7 @@ from tensorferry.client.connection.system_memory import SystemMemory
 from tensorferry.client.messages.metadata import ModelMetadata
 from tensorferry.client.messages.results import Answer, InferenceResult, Parameter
 from tensorferry.client.messages.rpcs import Rpc, nothing
-from tensorferry.client.messages.shared_layout import Layout, Shapes, layout, without_outputs
+from tensorferry.client.messages.shared_layout import Layout, Place, Shapes, layout, without_outputs
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import Array
 
@@ -26,99 +25,43 @@ ArrayT = TypeVar("ArrayT")
 ResultT = TypeVar("ResultT", bound=Answer[Any])
 
 
-class SharedTensors(ABC, Generic[ArrayT, ResultT]):
+@dataclass(slots=True)
+class SharedTensors(Generic[ArrayT, ResultT]):
     """A region of shared memory, the arrays of a model's inputs in it, and the calls that it needs.
 
     `in_use` asks whether a request still uses the unregistered region: one whose timeout has passed
     at the client can still run, and write its outputs. It is None if that does no harm.
     """
 
-    inputs: Mapping[str, ArrayT]
+    layout: Layout
+    memory: SystemMemory | CudaMemory
+    # Over the memory.
+    array: Callable[[Place], ArrayT]
+    of_fields: Callable[[str, str, str, Mapping[str, Parameter], Mapping[str, ArrayT]], ResultT]
     register: Rpc[None]
     unregister: Rpc[None]
     in_use: Rpc[bool] | None = None
+    inputs: Mapping[str, ArrayT] = field(init=False)
 
-    def __init__(self, places: Layout, key: str) -> None:
-        self._layout = places
-        self._key = key
-
-    def request(
-        self, rows: int | None, request_id: str | None, parameters: Mapping[str, Parameter] | None
-    ) -> pb.ModelInferRequest:
-        """Return the request that runs the first rows."""
-        return self._layout.request(self._key, rows, request_id, parameters)
-
-    @abstractmethod
-    def result(self, answer: pb.ModelInferResponse) -> ResultT:
-        """Return the result with outputs in the region."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Remove the region, which is no longer registered."""
-
-
-class SystemTensors(SharedTensors[Array, InferenceResult]):
-    """Tensors in system memory. Arrays stay usable after `release`."""
-
-    def __init__(self, places: Layout) -> None:
-        self._memory = memory = SystemMemory(places.nbytes)
-        super().__init__(places, memory.key)
-        self.inputs = {place.name: place.array(memory.buffer) for place in places.inputs}
-        region = pb.SystemSharedMemoryRegisterRequest(
-            name=memory.key, key=f"/{memory.key}", byte_size=memory.nbytes
-        )
-        self.register = Rpc("SystemSharedMemoryRegister", region, nothing)
-        name = pb.SystemSharedMemoryUnregisterRequest(name=memory.key)
-        self.unregister = Rpc("SystemSharedMemoryUnregister", name, nothing)
-
-    def result(self, answer: pb.ModelInferResponse) -> InferenceResult:
-        """Return the result with outputs in the region."""
-        places = self._layout.filled(answer)
-        outputs = {place.name: place.array(self._memory.buffer) for place in places}
-        return replace(without_outputs(answer), outputs=outputs)
-
-    def release(self) -> None:
-        """Remove the region's file, which can be done while the server has it open."""
-        self._memory.unlink()
-
-
-class CudaTensors(SharedTensors[DeviceArray, DeviceResult]):
-    """Tensors in memory of a GPU. Arrays cannot be used after `release`."""
-
-    def __init__(self, places: Layout, device: int) -> None:
-        self._memory = memory = CudaMemory(places.nbytes, device)
-        super().__init__(places, memory.key)
-        self.inputs = {place.name: DeviceArray(memory, place) for place in places.inputs}
-        region = pb.CudaSharedMemoryRegisterRequest(
-            name=memory.key, raw_handle=memory.handle, device_id=memory.device, byte_size=memory.nbytes
-        )
-        self.register = Rpc("CudaSharedMemoryRegister", region, nothing)
-        name = pb.CudaSharedMemoryUnregisterRequest(name=memory.key)
-        self.unregister = Rpc("CudaSharedMemoryUnregister", name, nothing)
-        # CUDA's behaviour is undefined if used memory is freed.
-        status = pb.CudaSharedMemoryStatusRequest()
-        self.in_use = Rpc("CudaSharedMemoryStatus", status, lambda answer: memory.key in answer.regions)
+    def __post_init__(self) -> None:
+        self.inputs = {place.name: self.array(place) for place in self.layout.inputs}
 
     def request(
         self, rows: int | None, request_id: str | None, parameters: Mapping[str, Parameter] | None
     ) -> pb.ModelInferRequest:
-        """Return the request that runs the first rows, after the work in the GPU's default stream."""
-        request = super().request(rows, request_id, parameters)
-        # The server's copies cannot wait for streams of this process.
-        self._memory.wait()
+        """Return the request that runs the first rows, on a GPU after the work in its default stream."""
+        request = self.layout.request(self.memory.key, rows, request_id, parameters)
+        if isinstance(self.memory, CudaMemory):
+            # The server's copies cannot wait for streams of this process.
+            self.memory.wait()
         return request
 
-    def result(self, answer: pb.ModelInferResponse) -> DeviceResult:
+    def result(self, answer: pb.ModelInferResponse) -> ResultT:
         """Return the result with outputs in the region."""
         # First, because `without_outputs` empties the answer.
-        places = self._layout.filled(answer)
+        outputs = {place.name: self.array(place) for place in self.layout.filled(answer)}
         head = without_outputs(answer)
-        outputs = {place.name: DeviceArray(self._memory, place) for place in places}
-        return DeviceResult(head.model_name, head.model_version, head.id, head.parameters, outputs)
-
-    def release(self) -> None:
-        """Free the memory."""
-        self._memory.close()
+        return self.of_fields(head.model_name, head.model_version, head.id, head.parameters, outputs)
 
 
 def shared_tensors(
@@ -126,4 +69,39 @@ def shared_tensors(
 ) -> SharedTensors[Any, Any]:
     """Return new memory for a model's tensors: of this GPU, or system memory for None."""
     places = layout(model, version, rows, shapes)
-    return SystemTensors(places) if device is None else CudaTensors(places, device)
+    return _in_system_memory(places) if device is None else _in_memory_of_gpu(places, device)
+
+
+def _in_system_memory(places: Layout) -> SharedTensors[Array, InferenceResult]:
+    memory = SystemMemory(places.nbytes)
+    region = pb.SystemSharedMemoryRegisterRequest(
+        name=memory.key, key=f"/{memory.key}", byte_size=memory.nbytes
+    )
+    name = pb.SystemSharedMemoryUnregisterRequest(name=memory.key)
+    return SharedTensors(
+        places,
+        memory,
+        lambda place: place.array(memory.buffer),
+        InferenceResult,
+        Rpc("SystemSharedMemoryRegister", region, nothing),
+        Rpc("SystemSharedMemoryUnregister", name, nothing),
+    )
+
+
+def _in_memory_of_gpu(places: Layout, device: int) -> SharedTensors[DeviceArray, DeviceResult]:
+    memory = CudaMemory(places.nbytes, device)
+    region = pb.CudaSharedMemoryRegisterRequest(
+        name=memory.key, raw_handle=memory.handle, device_id=memory.device, byte_size=memory.nbytes
+    )
+    name = pb.CudaSharedMemoryUnregisterRequest(name=memory.key)
+    status = pb.CudaSharedMemoryStatusRequest()
+    return SharedTensors(
+        places,
+        memory,
+        lambda place: DeviceArray(memory, place),
+        DeviceResult,
+        Rpc("CudaSharedMemoryRegister", region, nothing),
+        Rpc("CudaSharedMemoryUnregister", name, nothing),
+        # CUDA's behaviour is undefined if used memory is freed.
+        Rpc("CudaSharedMemoryStatus", status, lambda answer: memory.key in answer.regions),
+    )

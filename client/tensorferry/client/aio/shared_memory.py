@@ -135,7 +135,7 @@ class SharedMemory(Generic[ArrayT, ResultT]):
                 while tensors.in_use is not None and await self._client._run(tensors.in_use, context):
                     await asyncio.sleep(RELEASE_POLL_SECONDS)
         finally:
-            tensors.release()
+            tensors.memory.close()
 
 
 class SharedMemoryCalls(ServerCalls):

@@ -14,7 +14,7 @@ DIRECTORY = Path("/dev/shm")
 class SystemMemory:
     """A new file of shared memory, mapped. `key` is its name, which no other file has.
 
-    Only processes of the same user can open it. Arrays over `buffer` stay usable after `unlink`.
+    Only processes of the same user can open it. Arrays over `buffer` stay usable after `close`.
     Raises OSError if the memory cannot be had.
     """
 
@@ -28,11 +28,11 @@ class SystemMemory:
             os.posix_fallocate(file, 0, nbytes)
             self.buffer = mmap.mmap(file, nbytes)
         except BaseException:
-            self.unlink()
+            self.close()
             raise
         finally:
             os.close(file)
 
-    def unlink(self) -> None:
+    def close(self) -> None:
         """Remove the file; its memory is free once no process has it open or mapped."""
         self._path.unlink(missing_ok=True)

@@ -136,7 +136,7 @@ class SharedMemory(Generic[ArrayT, ResultT]):
                 while tensors.in_use is not None and self._client._run(tensors.in_use, context):
                     time.sleep(RELEASE_POLL_SECONDS)
         finally:
-            tensors.release()
+            tensors.memory.close()
 
 
 class SharedMemoryCalls(ServerCalls):
