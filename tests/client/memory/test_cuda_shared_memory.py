@@ -25,7 +25,11 @@ from tensorferry.protos import inference_pb2 as pb
 
 LONGEST = 100
 
-EXAMPLES = [name for name in dict(docstrings.public_objects()) if docstrings.needs_a_gpu(name)]
+EXAMPLES = [
+    name
+    for name, kind in docstrings.public_objects()
+    if docstrings.needs_a_gpu(name) and docstrings.examples(kind)
+]
 
 
 class Rig(NamedTuple):

@@ -39,32 +39,17 @@ class DeviceArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the tensor.
-
-        >>> with client.shared_memory("digits", rows=32, device=0) as memory:
-        ...     memory.inputs["image"].shape
-        (32, 8, 8)
-        """
+        """Shape of the tensor."""
         return self._place.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Datatype as a numpy dtype.
-
-        >>> with client.shared_memory("digits", rows=32, device=0) as memory:
-        ...     memory.inputs["image"].dtype
-        dtype('uint8')
-        """
+        """Datatype as a numpy dtype."""
         return self._place.dtype
 
     @property
     def device(self) -> int:
-        """Number of the GPU.
-
-        >>> with client.shared_memory("digits", rows=32, device=0) as memory:
-        ...     memory.inputs["image"].device
-        0
-        """
+        """Number of the GPU."""
         return self._memory.device
 
     @property
