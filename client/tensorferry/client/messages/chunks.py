@@ -48,11 +48,14 @@ class Limits:
 
     def admit(self, message: pb.ModelInferRequest) -> bool:
         """Return whether the request is within the limits. It is called for each request."""
-        rows = max([tensor.shape[0] for tensor in message.inputs if tensor.shape], default=0)
+        rows, contents = 0, 0.0
+        for tensor in message.inputs:
+            shape, size = tensor.shape[:], tensors.DATATYPES[tensor.datatype].size
+            rows = max([rows, *shape[:1]])
+            contents += math.prod(shape) * size if size else math.inf
         if rows > self.rows or rows * self.answer_row > self.answer_nbytes:
             return False
-        # Only near the limit, because ByteSize serializes the message.
-        contents = sum(map(len, message.raw_input_contents))
+        # ByteSize serializes the message, so it is called only for strings, and near the limit.
         return contents <= self.nbytes // 2 or message.ByteSize() <= self.nbytes
 
 
