@@ -70,6 +70,12 @@ def test_the_number_of_subjects_is_limited(limit: RepeatLimit, monkeypatch: pyte
     assert len(limit._periods) == 100
 
 
+def test_a_destructor_may_log_while_its_thread_logs(limit: RepeatLimit) -> None:
+    """The garbage collector may run in `filter`."""
+    with limit._lock:
+        assert limit.filter(record())
+
+
 @pytest.mark.parametrize("arguments", [(), (3,), ({"a": 1},)])
 def test_any_arguments_are_accepted(limit: RepeatLimit, arguments: tuple[object, ...]) -> None:
     words = "%s" if arguments else "words"

@@ -35,8 +35,9 @@ class RepeatLimit(logging.Filter):
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         super().__init__()
         self._clock = clock
-        # Guards _periods and its values. Nothing is logged while it is held.
-        self._lock = threading.Lock()
+        # Guards _periods and its values. Nothing is logged while it is held, but by a destructor: it is reentrant, because the
+        # garbage collector can run one while its thread holds the lock.
+        self._lock = threading.RLock()
         self._periods: dict[_Key, _Period] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
