@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import pytest
+from support.server.rig import PATIENCE
 
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
@@ -58,6 +59,14 @@ def test_variables_can_disable_opentelemetry(variables: pytest.MonkeyPatch, name
     off = export()
     assert off.source is None
     assert off.stop(0)
+
+
+def test_the_protocol_of_traces_precedes_that_of_all_signals(variables: pytest.MonkeyPatch) -> None:
+    variables.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    variables.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
+    on = export()
+    assert on.source is not None
+    assert on.stop(PATIENCE)
 
 
 def test_a_missing_extra_is_named(variables: pytest.MonkeyPatch) -> None:

@@ -138,9 +138,10 @@ def _exporter(environment: Mapping[str, str]) -> SpanExporter | None:
         return ConsoleSpanExporter()
     if name != "otlp":
         raise StartError(f"{_EXPORTER} is {name!r}; it must be otlp, console or none")
-    for variable in _PROTOCOLS:
-        protocol = environment.get(variable, "").strip().lower()
-        if protocol not in ("", "grpc"):
+    given = [(name, text) for name in _PROTOCOLS if (text := environment.get(name, "").strip().lower())]
+    # The first one takes precedence.
+    for variable, protocol in given[:1]:
+        if protocol != "grpc":
             raise StartError(
                 f"{variable} is {protocol!r}; this server supports only grpc: remove the variable, or set it to grpc"
             )
