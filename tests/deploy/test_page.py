@@ -16,13 +16,15 @@ PROMETHEUS = (
     "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
     "text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 )
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 @needs_promtool
 def test_promtool_finds_nothing_wrong_with_it(server: ServerProcess) -> None:
     """Except for Triton's metric names, which are given."""
     text, content_type = scrape(server)
-    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert content_type == TEXT
     ours = re.sub(r"^(# (HELP|TYPE) )?nv_.*\n", "", text, flags=re.MULTILINE)
     assert "tensorferry_latency_seconds_bucket" in ours
     checked = promtool("check", "metrics", stdin=ours)
@@ -36,7 +38,7 @@ def test_promtool_finds_nothing_wrong_with_it(server: ServerProcess) -> None:
 
 def test_prometheus_gets_openmetrics_with_the_traced_request(server: ServerProcess) -> None:
     text, content_type = scrape(server, PROMETHEUS)
-    assert content_type.startswith("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    assert content_type == OPENMETRICS
     families = {family.name: family for family in text_string_to_metric_families(text)}
     buckets = families["tensorferry_latency_seconds"].samples
     (traced,) = [sample for sample in buckets if sample.exemplar is not None]
@@ -64,6 +66,13 @@ def test_both_formats_have_the_same_series(server: ServerProcess) -> None:
     assert series(text) == series(openmetrics)
 
 
-@pytest.mark.parametrize("accept", ["text/plain", "*/*", "text/html, application/xml;q=0.9", "nonsense;;,"])
+@pytest.mark.parametrize(
+    "accept", ["text/plain; version=x", "*/*", "text/html, application/xml;q=0.9", "nonsense;;,"]
+)
 def test_others_get_the_text_format(server: ServerProcess, accept: str) -> None:
-    assert scrape(server, accept)[1] == "text/plain; version=0.0.4; charset=utf-8"
+    assert scrape(server, accept)[1] == TEXT
+
+
+@pytest.mark.parametrize("version", ['"1.0.0"', "2.x"])
+def test_openmetrics_has_the_servers_version(server: ServerProcess, version: str) -> None:
+    assert scrape(server, f"application/openmetrics-text; version={version}")[1] == OPENMETRICS

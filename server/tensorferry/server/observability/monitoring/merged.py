@@ -14,12 +14,11 @@ from itertools import chain, zip_longest
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
-from prometheus_client.exposition import choose_encoder
-
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.models.lifecycle.registry import ModelState
 from tensorferry.server.observability.monitoring.http_server import PageRenderer
 from tensorferry.server.observability.monitoring.metrics.metric_names import ProcessMetric
+from tensorferry.server.observability.monitoring.metrics.metrics import encoder_of
 from tensorferry.server.observability.monitoring.status_report import MAX_BATCHES
 from tensorferry.server.processes.peers import Peers
 
@@ -57,7 +56,7 @@ def page_of_all(peers: Peers, own: PageRenderer) -> PageRenderer:
     """Return the metrics page of all processes. `own` returns that of this one, for the others too."""
 
     def page(accept: str) -> tuple[bytes, str]:
-        return joined_page(peers.ask(_METRICS, accept.encode())), choose_encoder(accept)[1]
+        return joined_page(peers.ask(_METRICS, accept.encode())), encoder_of(accept)[1]
 
     peers.on(_METRICS, lambda content: labelled_page(own(content.decode())[0], peers.index))
     return page

@@ -122,7 +122,7 @@ class Metrics:
         reader = self._gpus()
         devices = sorted({device for model in models for device in model.devices})
         gpus = reader.statistics(devices) if reader is not None else ()
-        encode, content_type = choose_encoder(accept)
+        encode, content_type = encoder_of(accept)
         openmetrics = content_type.startswith(_OPENMETRICS)
         families = [
             *model_families(entries, counted),
@@ -139,6 +139,14 @@ class Metrics:
         if openmetrics:
             return page.removesuffix(_END) + triton + _END, content_type
         return page + triton, content_type
+
+
+def encoder_of(accept: str) -> tuple[Callable[[Any], bytes], str]:
+    """Return the function that writes the format which a header Accept selects, and the content type.
+
+    The library gets no version of the client's: it fails for one that is no number, and repeats others as its own.
+    """
+    return choose_encoder(_OPENMETRICS if _OPENMETRICS in accept else "")
 
 
 def model_families(entries: Sequence[RegistryEntry], counted: Sequence[ModelCounts]) -> Sequence[Metric]:
