@@ -41,10 +41,12 @@ def test_a_switch_has_all_forms_and_never_consumes_a_model(served: list[ServerCo
 
 
 def test_all_arguments_after_two_dashes_are_models(served: list[ServerConfig]) -> None:
-    assert serve.main(["--fp16", "--", "true", "m=--fp16"]) == 0
+    assert serve.main(["a.onnx", "--fp16", "--", "true", "m=--fp16", "-d/n.onnx"]) == 0
     assert [(source.name, str(source.path)) for source in served[0].models] == [
+        ("a", "a.onnx"),
         ("true", "true"),
         ("m", "--fp16"),
+        ("n", "-d/n.onnx"),
     ]
 
 

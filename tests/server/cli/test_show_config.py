@@ -81,6 +81,14 @@ def test_an_error_is_one_line(
     assert len(streams.err.splitlines()) == 1
 
 
+def test_a_wrong_log_level_names_its_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TENSORFERRY_LOG_LEVEL", "loud")
+    assert show_config.main(["m.onnx"]) == 2
+    assert "config: TENSORFERRY_LOG_LEVEL is 'loud'; it must be" in capsys.readouterr().err
+
+
 def test_a_directory_whose_name_is_no_model_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".m").mkdir()
     with pytest.raises(StartError, match=r"is named '\.m', which is not a valid model name: rename it"):

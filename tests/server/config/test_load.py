@@ -262,6 +262,7 @@ def test_a_file_is_utf_8_in_every_locale(file: Path) -> None:
         ("name=/models/m.onnx", "name", "/models/m.onnx"),
         ("name=a=b.onnx", "name", "a=b.onnx"),
         ("./a=b/m.onnx", "m", "./a=b/m.onnx"),
+        ("./a=b/app.py", "./a=b/app.py", "./a=b/app.py"),
     ],
 )
 def test_a_model_is_a_path_or_a_name_and_a_path(text: str, name: str, path: str) -> None:

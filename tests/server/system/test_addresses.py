@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from tensorferry.server.system.addresses import listen_for_http
+import pytest
+
+from tensorferry.server.errors import StartError
+from tensorferry.server.system.addresses import listen_for_http, listen_for_metrics
 
 
 def test_asyncio_sends_the_parts_of_an_answer_at_once() -> None:
@@ -29,3 +32,11 @@ def test_asyncio_sends_the_parts_of_an_answer_at_once() -> None:
         return found
 
     assert asyncio.run(nodelay())
+
+
+@pytest.mark.parametrize("host", ["127..0.1", "x" * 64])
+def test_a_name_that_no_host_has_is_an_error_of_the_operator(host: str) -> None:
+    with pytest.raises(
+        StartError, match=f"cannot serve metrics on {host} port 0: .*; choose others by --metrics-host"
+    ):
+        listen_for_metrics(host, 0)

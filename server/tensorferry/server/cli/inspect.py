@@ -112,7 +112,8 @@ def main(argv: Sequence[str]) -> int:
     """
     arguments, flags = read_flags(_parser(), argv, MODEL_OPTIONS)
     # The output has what the loader's warnings say.
-    flags["log-level"] = flags["log-level"] or os.environ.get("TENSORFERRY_LOG_LEVEL", "error")
+    if "TENSORFERRY_LOG_LEVEL" not in os.environ:
+        flags["log-level"] = flags["log-level"] or "error"
     lengths = dict(arguments["length"])
     wanted = Wanted(
         not arguments["no_measure"],

@@ -54,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
     """Return 0 if the configuration is printed, 1 if a model cannot be served, 2 for bad options."""
     arguments, flags = read_flags(_parser(), argv, MODEL_OPTIONS)
     # The configuration goes to stdout; the log is limited to warnings, so that they are not lost among other lines.
-    flags["log-level"] = flags["log-level"] or os.environ.get("TENSORFERRY_LOG_LEVEL", "warning")
+    if "TENSORFERRY_LOG_LEVEL" not in os.environ:
+        flags["log-level"] = flags["log-level"] or "warning"
     file = config_file(arguments)
     models = models_of_repository(Path(arguments["model"])) or [arguments["model"]]
     return max(_show(model, flags, file, first=model == models[0]) for model in models)

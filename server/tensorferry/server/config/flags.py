@@ -83,9 +83,8 @@ def read_flags(
     Exits with code 2 for an unknown flag.
     """
     switches = {f"--{option.flag}": option for option in options if option.parser.switch}
-    # Intermixed parsing accepts a MODEL before, between and after flags, but it does not support "--".
-    parse = parser.parse_known_args if "--" in argv else parser.parse_known_intermixed_args
-    parsed, unknown = parse(list(_with_switch_values(argv, switches)))
+    # Intermixed parsing accepts a MODEL before, between and after flags.
+    parsed, unknown = parser.parse_known_intermixed_args(list(_with_switch_values(argv, switches)))
     for text in unknown:
         parser.error(_unknown(text, options))
     arguments = vars(parsed)
@@ -103,7 +102,10 @@ def config_file(arguments: Mapping[str, Any]) -> Path | None:
 
 
 def _with_switch_values(argv: Sequence[str], switches: Mapping[str, Option]) -> Iterator[str]:
-    """Yield the arguments with each switch as --x=VALUE, because argparse would take a MODEL after it as its value."""
+    """Yield the arguments with each switch as --x=VALUE, because argparse would take a MODEL after it as its value.
+
+    Intermixed parsing does not support "--", after which all are MODELs: the paths there get another spelling instead.
+    """
     end = argv.index("--") if "--" in argv else len(argv)
     rest = deque(argv[:end])
     while rest:
@@ -115,7 +117,7 @@ def _with_switch_values(argv: Sequence[str], switches: Mapping[str, Option]) -> 
             yield f"--{text[5:]}=false"
         else:
             yield text
-    yield from argv[end:]
+    yield from (f"./{text}" if text.startswith("-") else text for text in argv[end + 1 :])
 
 
 def _is_value(text: str, option: Option) -> bool:

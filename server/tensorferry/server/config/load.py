@@ -40,7 +40,7 @@ def model_source(text: str) -> ModelSource:
     name, equals, path = text.partition("=")
     if is_remote(path) and "/" not in name:
         return _remote_source(name, path)
-    if path.endswith(PYTHON_SUFFIX):
+    if path.endswith(PYTHON_SUFFIX) and "/" not in name:
         raise ConfigError(f"MODEL is {text!r}; a Python file names its models itself: give {path} alone")
     if text.endswith(PYTHON_SUFFIX):
         return ModelSource(text, Path(text))

@@ -64,7 +64,8 @@ def _listen(host: str, port: int, what: str, options: str) -> socket.socket:
         except OSError:
             listening.close()
             raise
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        # UnicodeError for a name that no host can have, such as 127..0.1.
         raise StartError(
             f"cannot serve {what} on {host} port {port}: {error}; choose others by {options} (0 picks a free port)"
         ) from None
