@@ -21,7 +21,8 @@ from deploy.manifests import (
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
-from tensorferry.server.observability.monitoring.metrics.metrics import Metrics, ServerStatistics
+from tensorferry.server.observability.monitoring.metrics.metrics import Metrics
+from tensorferry.server.observability.monitoring.processes import ServerStatistics
 
 OVERLAYS = sorted(folder.name for folder in (DEPLOY / "kubernetes" / "overlays").iterdir())
 COMPONENTS = sorted(folder.name for folder in (DEPLOY / "kubernetes" / "components").iterdir())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from tensorferry.server.config.checks import changed_cuda_options
-from tensorferry.server.config.limits import request_limits
+from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.config.model_tables import table_name, unserved_tables
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
@@ -44,8 +44,7 @@ from tensorferry.server.models.repository.embedding_sources import embedding_sou
 from tensorferry.server.models.repository.fetched_sources import fetched_sources, open_repository
 from tensorferry.server.models.repository.repository_control import RepositoryController
 from tensorferry.server.observability.logs.logs import LogOutput
-from tensorferry.server.observability.monitoring.metrics.metrics import ServerStatistics
-from tensorferry.server.observability.monitoring.processes import ProcessStatus
+from tensorferry.server.observability.monitoring.processes import ProcessStatus, ServerStatistics
 from tensorferry.server.observability.tracing.wiring import RequestTelemetry
 from tensorferry.server.processes.peers import Peers
 from tensorferry.server.runtime.checks.load_budget import LoadBudget
@@ -125,7 +124,7 @@ class App:
             regions=self._regions,
             tracing=tracing,
             triton_status_codes=config.triton_status_codes,
-            limits=request_limits(config),
+            limits=RequestLimits(config.max_request_rows, config.max_string_bytes, config.max_message_bytes),
             crash_watch=None if several is None else several.crash_watch,
         )
         self._calls = ModelCalls(self.registry, tracing, triton_status_codes=config.triton_status_codes)
@@ -269,14 +268,7 @@ class App:
         from tensorferry.server.observability.monitoring.status_page import routes_of
         from tensorferry.server.observability.monitoring.status_report import StatusReport
 
-        status = StatusReport(
-            self.registry,
-            self.service,
-            self.config,
-            lambda: self.address,
-            lambda: self.transport,
-            self._processes,
-        )
+        status = StatusReport(self.registry, self.service, self.config, lambda: self.address, self.statistics)
         page: PageRenderer = Metrics(self.registry, self.statistics, lambda: self._gpus).page
         report = status.report
         if self._several is not None:
@@ -294,11 +286,8 @@ class App:
             http_connections=0 if self._http is None else self._http.connections,
             unsent_bytes=self._transports.unread.total,
             refused=self.service.refused,
-            processes=self._processes(),
+            processes=() if self._several is None else self._several.statuses(),
         )
-
-    def _processes(self) -> Sequence[ProcessStatus]:
-        return () if self._several is None else self._several.statuses()
 
     def load(self) -> None:
         """Load every model; the server is ready afterwards. StartError names the first model that fails."""

@@ -21,11 +21,6 @@ class RequestLimits:
     message_bytes: int = ServerConfig.max_message_bytes
 
 
-def request_limits(config: ServerConfig) -> RequestLimits:
-    """Return the limits on one request."""
-    return RequestLimits(config.max_request_rows, config.max_string_bytes, config.max_message_bytes)
-
-
 def client_policy(config: ServerConfig) -> ClientPolicy | None:
     """Return the limits of each client in the queue of a model; None if there are none."""
     policy = ClientPolicy(

@@ -12,7 +12,7 @@ from typing import Any
 from tensorferry.server.config.checks import check
 from tensorferry.server.config.directory_advice import advice_for
 from tensorferry.server.config.flags import CONFIG_VARIABLE, REPLACED, nearest, refuse_replaced
-from tensorferry.server.config.model_tables import read_tables
+from tensorferry.server.config.model_tables import read_table
 from tensorferry.server.config.option import variable_of
 from tensorferry.server.config.server_config import OPTIONS, PYTHON_SUFFIX, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError
@@ -128,7 +128,7 @@ def complete(
 def _read_models(models: Any, place: str) -> tuple[tuple[ModelSource, ...], Mapping[str, Mapping[str, Any]]]:
     """Return the models that a file serves, and the options of single models. The value is a list, or has tables."""
     if isinstance(models, dict):
-        tables = read_tables(models, place)
+        tables = {name: read_table(name, table, place) for name, table in models.items()}
         sources = [
             _table_source(name, table.path) for name, table in tables.items() if table.path is not None
         ]

@@ -40,12 +40,8 @@ def unserved_tables(config: ServerConfig, served: Sequence[str]) -> Sequence[str
     return warnings
 
 
-def read_tables(tables: Mapping[str, Any], place: str) -> Mapping[str, ModelTable]:
-    """Return the tables by the models' names. ConfigError describes the first that is wrong, and names the place."""
-    return {name: _read_table(name, given, place) for name, given in tables.items()}
-
-
-def _read_table(name: str, given: Any, place: str) -> ModelTable:
+def read_table(name: str, given: Any, place: str) -> ModelTable:
+    """Return a table of a file. ConfigError describes what is wrong, and names the place."""
     if not NAME.fullmatch(name):
         raise ConfigError(f"{place} has the table {table_name(name)}, whose name is not allowed: {NAME_RULE}")
     if not isinstance(given, dict):

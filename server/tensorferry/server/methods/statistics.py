@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from tensorferry.batcher import AnswerCache, Batcher, BatcherStatistics, Pipeline
@@ -13,8 +13,10 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.models.lifecycle.failure_counts import failures_by_reason
 from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState
-from tensorferry.server.observability.monitoring.merged import Statistics, statistics_of_all
 from tensorferry.server.processes.peers import Peers
+
+if TYPE_CHECKING:
+    from tensorferry.server.observability.monitoring.merged import Statistics
 
 
 class StatisticsMethods:
@@ -26,6 +28,9 @@ class StatisticsMethods:
         self._registry = registry
         self._method: Statistics = self.model_statistics
         if peers is not None:
+            # Imported here, because the import is slow.
+            from tensorferry.server.observability.monitoring.merged import statistics_of_all
+
             self._method = statistics_of_all(peers, self.model_statistics)
         # The wall-clock times of batchers' last batches, with the monotonic times that batchers use. A converted time is kept
         # until the next batch, so that it stays the same when the system's clock is corrected.

@@ -24,8 +24,8 @@ from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.observability.logs.exemplars import Exemplars
 from tensorferry.server.observability.monitoring.merged import joined_page, labelled_page, merged_status
-from tensorferry.server.observability.monitoring.metrics.metrics import Metrics, ServerStatistics
-from tensorferry.server.observability.monitoring.processes import ProcessStatus
+from tensorferry.server.observability.monitoring.metrics.metrics import Metrics
+from tensorferry.server.observability.monitoring.processes import ProcessStatus, ServerStatistics
 from tensorferry.server.observability.monitoring.status_report import MAX_BATCHES, StatusReport
 
 TEXT, OPENMETRICS = "", "application/openmetrics-text"
@@ -56,9 +56,6 @@ class Process:
         self.registry.mark_ready(self.pipeline.model)
         self.registry.mark_complete()
         self.service = InferenceService(self.registry)
-        self.report = StatusReport(
-            self.registry, self.service, ServerConfig(()), lambda: "127.0.0.1:1", lambda: "lane"
-        ).report
         processes = (
             ProcessStatus("process 0", 10, 3, "serving", 2, 500),
             ProcessStatus("process 1", None, 1, "ended", 1),
@@ -66,6 +63,9 @@ class Process:
         server = ServerStatistics(
             "0.1.0", "lane", ready, 2, 7, 9, {grpc.StatusCode.NOT_FOUND: 3}, processes=processes
         )
+        self.report = StatusReport(
+            self.registry, self.service, ServerConfig(()), lambda: "127.0.0.1:1", lambda: server
+        ).report
         reader = None if gpu is None else reader_of(gpu, places=[gpu.bus_id] * 2)
         self._metrics = Metrics(self.registry, lambda: server, lambda: reader)
 

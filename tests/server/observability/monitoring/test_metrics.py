@@ -21,8 +21,8 @@ from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.models.lifecycle.model import Model, ModelStep
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.observability.monitoring.http_server import MetricsServer, PageRenderer
-from tensorferry.server.observability.monitoring.metrics.metrics import Metrics, ServerStatistics
-from tensorferry.server.observability.monitoring.processes import ProcessStatus
+from tensorferry.server.observability.monitoring.metrics.metrics import Metrics
+from tensorferry.server.observability.monitoring.processes import ProcessStatus, ServerStatistics
 from tensorferry.server.observability.monitoring.step_statistics import counts_of
 from tensorferry.server.python.steps.stage_function import StepTimes
 from tensorferry.server.runtime.recovery.instance_health import InstanceEvent

@@ -22,7 +22,7 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.observability.monitoring.http_server import HttpResponse, MetricsServer
-from tensorferry.server.observability.monitoring.processes import ProcessStatus
+from tensorferry.server.observability.monitoring.processes import ProcessStatus, ServerStatistics
 from tensorferry.server.observability.monitoring.status_page import content_security_policy, routes_of
 from tensorferry.server.observability.monitoring.status_report import StatusReport
 from tensorferry.server.runtime.recovery.instance_health import InstanceHealth
@@ -43,6 +43,7 @@ PROCESSES = (
     ProcessStatus("server 0", 10, 1, "serving", 0, 500),
     ProcessStatus("server 1", None, 3, "waiting", 2),
 )
+SERVER = ServerStatistics("0.1.0", "lane", ready=True, processes=PROCESSES)
 
 
 class ServedRoutes:
@@ -52,7 +53,7 @@ class ServedRoutes:
         self.registry = registry
         self.service = InferenceService(registry)
         self.report = StatusReport(
-            registry, self.service, ServerConfig(()), lambda: "127.0.0.1:1", lambda: "lane", lambda: PROCESSES
+            registry, self.service, ServerConfig(()), lambda: "127.0.0.1:1", lambda: SERVER
         )
         self.server = MetricsServer(
             listen_for_metrics("127.0.0.1", 0),

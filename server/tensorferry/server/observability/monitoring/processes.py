@@ -1,12 +1,15 @@
-"""The processes of a server of several, as its supervisor reports them."""
+"""State of a server as a whole, and of the processes of a server of several, as its supervisor reports them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import grpc
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,27 @@ class ProcessStatus:
     state: str
     restarts: int
     resident_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatistics:
+    """State of the server as a whole, in addition to the counts of its models' batchers.
+
+    `refused` counts by code the requests that were answered before they reached a model's queue. `transport` names
+    the transport of the inference methods. `unsent_bytes` is the size of responses that clients have yet to read.
+    `call_threads` counts threads in the pools for calls, which are started on demand. `http_connections` are those of
+    --http-port. `processes` is empty if one process does all.
+    """
+
+    release: str
+    transport: str
+    ready: bool
+    open_streams: int = 0
+    call_threads: int = 0
+    unsent_bytes: int = 0
+    refused: Mapping[grpc.StatusCode, int] = field(default_factory=dict)
+    processes: Sequence[ProcessStatus] = ()
+    http_connections: int = 0
 
 
 def process_statuses(reported: Sequence[Mapping[str, Any]]) -> Sequence[ProcessStatus]:

@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from typing import Any
 
 from tensorferry.batcher import (
@@ -25,7 +24,7 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState, RegistryEntry
 from tensorferry.server.observability.monitoring.metrics.metric_names import OUTCOMES
-from tensorferry.server.observability.monitoring.processes import ProcessStatus, resident_bytes
+from tensorferry.server.observability.monitoring.processes import ServerStatistics, resident_bytes
 from tensorferry.server.observability.monitoring.step_statistics import ModelCounts, StageCounts, counts_of
 from tensorferry.server.signature import TensorSpec
 
@@ -45,17 +44,14 @@ class StatusReport:
         service: InferenceService,
         config: ServerConfig,
         address: Callable[[], str],
-        transport: Callable[[], str],
-        processes: Callable[[], Sequence[ProcessStatus]] = lambda: (),
+        statistics: Callable[[], ServerStatistics],
     ) -> None:
         self._registry = registry
         self._service = service
         self._config = config
         self._address = address
-        self._transport = transport
-        self._processes = processes
+        self._statistics = statistics
         self._started_at = time.monotonic()
-        self._release = version("tensorferry")
 
     def ready(self) -> bool:
         """Return the value of ServerReady and of the gRPC health service."""
@@ -78,16 +74,16 @@ class StatusReport:
 
     def report(self) -> dict[str, Any]:
         """Return the current status."""
-        now = time.monotonic()
+        now, server = time.monotonic(), self._statistics()
         return {
             "schema": SCHEMA,
             "server": {
-                "version": self._release,
+                "version": server.release,
                 "address": self._address(),
-                "transport": self._transport(),
+                "transport": server.transport,
                 "uptime_seconds": now - self._started_at,
             },
-            "processes": [asdict(process) for process in self._processes()],
+            "processes": [asdict(process) for process in server.processes],
             "ready": self.ready(),
             "draining": self._service.draining,
             "problems": self.problems(),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeVar
 
@@ -40,7 +39,11 @@ from tensorferry.server.observability.monitoring.metrics.metric_names import (
     StepMetric,
 )
 from tensorferry.server.observability.monitoring.metrics.triton_metrics import triton_text
-from tensorferry.server.observability.monitoring.processes import ProcessStatus, resident_bytes
+from tensorferry.server.observability.monitoring.processes import (
+    ProcessStatus,
+    ServerStatistics,
+    resident_bytes,
+)
 from tensorferry.server.observability.monitoring.step_statistics import ModelCounts, counts_of
 from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.runtime.gpu.gpu_readings import GpuReader, GpuStatistics
@@ -69,27 +72,6 @@ _KINDS: Mapping[str, Callable[..., Any]] = {
 _N = TypeVar("_N", bound=MetricName)
 # Values by the labels in addition to those of the group.
 _Values: TypeAlias = Mapping[tuple[str, ...], float]
-
-
-@dataclass(frozen=True, slots=True)
-class ServerStatistics:
-    """State of the server as a whole, in addition to the counts of its models' batchers.
-
-    `refused` counts by code the requests that were answered before they reached a model's queue. `transport` names
-    the transport of the inference methods. `unsent_bytes` is the size of responses that clients have yet to read.
-    `call_threads` counts threads in the pools for calls, which are started on demand. `http_connections` are those of
-    --http-port. `processes` is empty if one process does all.
-    """
-
-    release: str
-    transport: str
-    ready: bool
-    open_streams: int = 0
-    call_threads: int = 0
-    unsent_bytes: int = 0
-    refused: Mapping[grpc.StatusCode, int] = field(default_factory=dict)
-    processes: Sequence[ProcessStatus] = ()
-    http_connections: int = 0
 
 
 class Metrics:
