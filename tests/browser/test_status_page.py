@@ -4,11 +4,8 @@ server.
 
 from __future__ import annotations
 
-import os
 import re
-import struct
 import threading
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,7 +59,7 @@ def traffic(address: str, model: str, callers: int = 6) -> Iterator[None]:
     assert not failures, failures[0]
 
 
-def test_the_page_under_load(serve: Serve, digits_model: Path, page: Chromium, tmp_path: Path) -> None:
+def test_the_page_under_load(serve: Serve, digits_model: Path, page: Chromium) -> None:
     server = serve(
         digits_model,
         f"other={digits_model}",
@@ -108,9 +105,6 @@ def test_the_page_under_load(serve: Serve, digits_model: Path, page: Chromium, t
         )
         assert HOSTILE in page.evaluate(MEMBERS)
         assert "owned" not in page.evaluate("document.title")
-        picture = Path(os.environ.get("SCREENSHOT", tmp_path / "page.png"))
-        page.screenshot(picture)
-    assert colours(picture.read_bytes()) > 50, "it is not empty"
     # Select another model by its button and by the address, from the keyboard.
     page.evaluate("document.querySelector('#models tr:nth-child(2) button').focus()")
     page.key("Enter", "Enter", 13, "\r")
@@ -267,18 +261,6 @@ def test_pause_theme_and_accessibility_labels(watched: ServerProcess, page: Chro
     assert ("heading", "digits · version 1") in told
     assert any(role in ("image", "img") and name.startswith("Throughput by outcome:") for role, name in told)
     assert not [role for role, name in told if role in ("button", "link", "table") and not name]
-
-
-def colours(png: bytes) -> int:
-    """Return a lower bound of the number of colours in an opaque picture, from its filtered lines."""
-    data, at = b"", 8
-    while at < len(png):
-        (length,) = struct.unpack(">I", png[at : at + 4])
-        if png[at + 4 : at + 8] == b"IDAT":
-            data += png[at + 8 : at + 8 + length]
-        at += 12 + length
-    pixels = zlib.decompress(data)
-    return len({pixels[start : start + 4] for start in range(0, len(pixels), 4)})
 
 
 def test_the_processes_of_a_server(serve: Serve, digits_model: Path, page: Chromium) -> None:

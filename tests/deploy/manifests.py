@@ -70,6 +70,14 @@ def of_kind(documents: list[Document], kind: str) -> list[Document]:
     return [document for document in documents if document["kind"] == kind]
 
 
+def pod_of(documents: list[Document]) -> tuple[Any, Any]:
+    """Return the pod of the only Deployment, and the pod's only container."""
+    (deployment,) = of_kind(documents, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    return pod, container
+
+
 def selectors_of(documents: list[Document]) -> list[Document]:
     """Return all labels by which these documents select the pods of the server."""
     found = [

@@ -22,6 +22,7 @@ from deploy.manifests import (
     checked,
     configuration,
     of_kind,
+    pod_of,
     selectors_of,
     with_component,
 )
@@ -119,7 +120,7 @@ def test_the_chart_renders_what_kustomize_builds(
 def test_http_is_a_port_of_the_pod_its_services_and_the_network_policy() -> None:
     made = helm("template", "tensorferry", CHART, "--set", "http.enabled=true")
     found = checked(made.stdout, "manifests")
-    (container,) = of_kind(found, "Deployment")[0]["spec"]["template"]["spec"]["containers"]
+    _, container = pod_of(found)
     assert "--http-port=8000" in container["args"]
     assert {"name": "http", "containerPort": 8000} in container["ports"]
     services = of_kind(found, "Service")
@@ -130,20 +131,13 @@ def test_http_is_a_port_of_the_pod_its_services_and_the_network_policy() -> None
     assert [port["port"] for port in policy["spec"]["ingress"][0]["ports"]] == [8001, 8000]
 
 
-def pod_of(values: str) -> Document:
-    (deployment,) = of_kind(documents(values), "Deployment")
-    pod: Document = deployment["spec"]["template"]["spec"]
-    return pod
-
-
 # The others render what test_manifests.py checks.
 ALONE = sorted({*VALUES} - {values for values, _, _ in SAME})
 
 
 @pytest.mark.parametrize("values", ALONE)
 def test_the_server_understands_its_arguments_has_no_rights_and_time_to_drain(values: str) -> None:
-    pod = pod_of(values)
-    (container,) = pod["containers"]
+    pod, container = pod_of(documents(values))
     config = configuration(container["args"])
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     http = {} if config.http_port is None else {"http": config.http_port}
@@ -175,14 +169,13 @@ def test_selectors_select_the_servers(values: str) -> None:
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
         (selected,) = [each for each in services if wanted <= each["metadata"]["labels"].items()]
         assert selected["spec"]["clusterIP"] == "None"
-        container_ports = {port["name"] for port in pod_of(values)["containers"][0]["ports"]}
+        container_ports = {port["name"] for port in pod_of(documents(values))[1]["ports"]}
         assert {each["targetPort"] for each in monitor["spec"]["endpoints"]} <= container_ports
 
 
 def test_models_are_downloaded_into_the_folder_that_the_server_reads() -> None:
-    pod = pod_of("model-download.yaml")
+    pod, server = pod_of(documents("model-download.yaml"))
     (download,) = pod["initContainers"]
-    (server,) = pod["containers"]
     written = {mount["mountPath"]: mount for mount in download["volumeMounts"]}["/models"]
     read = {mount["mountPath"]: mount for mount in server["volumeMounts"]}["/models"]
     assert written["name"] == read["name"]
@@ -227,11 +220,11 @@ def test_the_autoscaler_reads_the_metrics_of_its_own_servers() -> None:
 
 def test_other_names_and_rights_are_used_everywhere() -> None:
     found = documents("everything.yaml")
-    pod = pod_of("everything.yaml")
+    pod, container = pod_of(found)
     assert {each["metadata"]["name"] for each in found} == {"digits", "digits-headless"}
     assert pod["serviceAccountName"] == "inference"
     assert not of_kind(found, "ServiceAccount") + of_kind(found, "NetworkPolicy")
-    assert pod["containers"][0]["image"].startswith("registry.example.com/ml/tensorferry@sha256:")
+    assert container["image"].startswith("registry.example.com/ml/tensorferry@sha256:")
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == "digits-models"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from deploy.manifests import DEPLOY, MANIFEST_TOOLS, Document, built, checked, of_kind
+from deploy.manifests import DEPLOY, MANIFEST_TOOLS, Document, built, checked, pod_of
 from polling import until
 from support.processes.probe import WAIT_SECONDS, answer, output, request
 from support.processes.server import ServerProcess
@@ -65,10 +65,7 @@ def token_line(client: str) -> tuple[str, bytes]:
 
 @pytest.fixture(scope="module")
 def container() -> Document:
-    (deployment,) = of_kind(
-        checked(built(DEPLOY / "kubernetes" / "overlays" / "tls"), "manifests"), "Deployment"
-    )
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    _, container = pod_of(checked(built(DEPLOY / "kubernetes" / "overlays" / "tls"), "manifests"))
     assert isinstance(container, dict)
     return container
 

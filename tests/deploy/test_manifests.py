@@ -15,6 +15,7 @@ from deploy.manifests import (
     checked,
     configuration,
     of_kind,
+    pod_of,
     selectors_of,
     with_component,
 )
@@ -67,9 +68,7 @@ def assert_hardened(container: Document) -> None:
 
 
 def test_the_container_is_started_as_the_server_understands_it(documents: list[Document]) -> None:
-    (deployment,) = of_kind(documents, "Deployment")
-    pod = deployment["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
+    pod, container = pod_of(documents)
     config = configuration(container["args"])
     assert ports(container) == {"grpc": config.port, "metrics": config.metrics_port}
     mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
@@ -107,9 +106,7 @@ SECRETS = {
 
 
 def test_secrets_are_where_the_server_looks_for_them(documents: list[Document]) -> None:
-    (deployment,) = of_kind(documents, "Deployment")
-    pod = deployment["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
+    pod, container = pod_of(documents)
     config = configuration(container["args"])
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
@@ -129,9 +126,7 @@ def test_secrets_are_where_the_server_looks_for_them(documents: list[Document]) 
 
 
 def test_the_grace_period_holds_all_that_happens_in_it(documents: list[Document]) -> None:
-    (deployment,) = of_kind(documents, "Deployment")
-    pod = deployment["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
+    pod, container = pod_of(documents)
     config = configuration(container["args"])
     waits = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert config.drain_delay > 0
@@ -142,9 +137,7 @@ def test_the_grace_period_holds_all_that_happens_in_it(documents: list[Document]
 
 
 def test_pods_have_no_rights_and_stay_within_bounds(documents: list[Document]) -> None:
-    (deployment,) = of_kind(documents, "Deployment")
-    pod = deployment["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
+    pod, container = pod_of(documents)
     assert_hardened(container)
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -173,7 +166,7 @@ def test_whatever_selects_pods_selects_these(documents: list[Document]) -> None:
 
 def test_services_lead_to_ports_that_are_served(documents: list[Document]) -> None:
     (deployment,) = of_kind(documents, "Deployment")
-    served = ports(deployment["spec"]["template"]["spec"]["containers"][0])
+    served = ports(pod_of(documents)[1])
     services = {service["metadata"]["name"]: service["spec"] for service in of_kind(documents, "Service")}
     assert services["tensorferry-headless"]["clusterIP"] == "None"
     assert "clusterIP" not in services["tensorferry"]

@@ -213,12 +213,6 @@ def test_the_bundled_client_is_served(cluster: Cluster) -> None:
         assert len(results) == 5
 
 
-def test_clients_get_the_configuration(stub: inference_pb2_grpc.GRPCInferenceServiceStub) -> None:
-    answered = stub.ModelConfig(pb.ModelConfigRequest(name="probe"), timeout=PATIENCE)
-    assert answered.config.name == "probe"
-    assert answered.config.max_batch_size == 32
-
-
 def test_many_requests_share_batches(
     channel: grpc.Channel, stub: inference_pb2_grpc.GRPCInferenceServiceStub
 ) -> None:
@@ -393,23 +387,9 @@ def test_a_call_of_a_killed_replica_is_unavailable(
     np.testing.assert_array_equal(output(again.result()), answer(2))
 
 
-def run(script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [PYTHON, "-c", script], capture_output=True, text=True, timeout=PATIENCE, env=surroundings()
-    )
-
-
-def test_unsupported_options_are_refused_before_anything_starts() -> None:
-    ended = run(
-        "from tensorferry.server.ray_serve import application\napplication({'models': ['a.onnx'], 'port': 5})"
-    )
-    assert ended.returncode == 1
-    assert "port is 5, but it has no effect under Ray Serve: leave it out" in ended.stderr
-
-
 def test_a_replica_without_a_working_model_is_unhealthy(digits_model: Path) -> None:
     """Ray then replaces the replica."""
-    ended = run(
+    script = (
         "import asyncio\n"
         "from tensorferry.server.ray_serve import Replica\n"
         f"replica = Replica({{'models': ['digits={digits_model}']}})\n"
@@ -417,6 +397,9 @@ def test_a_replica_without_a_working_model_is_unhealthy(digits_model: Path) -> N
         "(model,) = replica._app.registry.models()\n"
         "model.health.mark_down(0, 'the device is gone')\n"
         "asyncio.run(replica.check_health())\n"
+    )
+    ended = subprocess.run(
+        [PYTHON, "-c", script], capture_output=True, text=True, timeout=PATIENCE, env=surroundings()
     )
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == "RuntimeError: digits: the device is gone"

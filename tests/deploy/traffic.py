@@ -30,9 +30,7 @@ class Traffic:
     it.
     """
 
-    def __init__(
-        self, channel: grpc.Channel, *, callers: int = 4, streams: int = 2, sessions: int = 1
-    ) -> None:
+    def __init__(self, channel: grpc.Channel, *, callers: int = 4) -> None:
         self._stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         self._tags = itertools.count(1)
         self._over = threading.Event()
@@ -43,8 +41,8 @@ class Traffic:
         self.failures: list[str] = []
         # How often the server of an open stream ended it.
         self.left = 0
-        counts = ((self._call, callers), (self._short_stream, streams), (self._session, sessions))
-        self._ways = [turn.__name__ for turn, count in counts if count]
+        counts = ((self._call, callers), (self._short_stream, 2), (self._session, 1))
+        self._ways = [turn.__name__ for turn, _ in counts]
         self._threads = [
             threading.Thread(target=self._loop, args=(turn,), name=turn.__name__)
             for turn, count in counts

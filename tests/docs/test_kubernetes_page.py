@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deploy.manifests import MANIFEST_TOOLS, Document, checked, of_kind
+from deploy.manifests import MANIFEST_TOOLS, Document, checked, of_kind, pod_of
 from docs.conftest import Place, serving
 from docs.pages import ROOT, Command, blocks, commands, is_shell
 from docs.running import check_files, check_serve, execute, reason, run
@@ -173,16 +173,10 @@ def built(place: Place) -> list[Document]:
     return checked(output_of(command("kustomize", "build"), place), "manifests")
 
 
-def container_of(documents: list[Document]) -> Any:
-    (deployment,) = of_kind(documents, "Deployment")
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    return container
-
-
 @MANIFEST_TOOLS
 @needs(HELM)
 def test_both_ways_start_the_same_servers(chart: list[Document], built: list[Document]) -> None:
-    by_helm, by_kustomize = container_of(chart), container_of(built)
+    (_, by_helm), (_, by_kustomize) = pod_of(chart), pod_of(built)
     assert sorted(by_helm["args"]) == sorted(by_kustomize["args"])
     assert by_helm["image"] == by_kustomize["image"] == command("docker", "push").words[-1]
     for name in ("startupProbe", "readinessProbe", "livenessProbe", "volumeMounts"):

@@ -6,10 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from google.protobuf import descriptor_pool
-from tritonclient.grpc import service_pb2 as triton
-
-from tensorferry.protos import POOL, inference_pb2
 
 
 @pytest.mark.parametrize(
@@ -30,11 +26,3 @@ from tritonclient.grpc import service_pb2 as theirs
 assert theirs.ModelInferRequest(model_name="m").SerializeToString() == ours.ModelInferRequest(model_name="m").SerializeToString()
 """
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)
-
-
-def test_our_descriptors_stay_out_of_the_process_wide_pool() -> None:
-    theirs = descriptor_pool.Default().FindMessageTypeByName("inference.ModelInferRequest")
-    ours = POOL.FindMessageTypeByName("inference.ModelInferRequest")
-    assert theirs is triton.ModelInferRequest.DESCRIPTOR
-    assert ours is inference_pb2.ModelInferRequest.DESCRIPTOR
-    assert ours is not theirs

@@ -14,22 +14,23 @@ _RECEIVED_BY_ANOTHER_THREAD = f"""
 import os, queue, signal, threading
 from tensorferry.server.cli.signals import forward_signals
 
-numbers = queue.SimpleQueue()
-forward_signals(numbers.put)
+received = queue.SimpleQueue()
+forward_signals(received.put, lambda: received.put("hangup"))
 
 def receive():
     # The kernel can deliver a signal to any thread; this one is not the main thread, which is blocked.
-    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.pthread_kill(threading.get_ident(), number)
     threading.Event().wait()
 
 threading.Timer(0.2, receive).start()
-print(numbers.get(timeout={PATIENCE}), flush=True)
+print(received.get(timeout={PATIENCE}), received.get(timeout={PATIENCE}), flush=True)
 os._exit(0)
 """
 
 
-def test_a_signal_that_another_thread_receives_is_forwarded() -> None:
-    """Its Python handler would run only when the main thread wakes, and nothing wakes it."""
+def test_signals_that_another_thread_receives_are_forwarded() -> None:
+    """Their Python handlers would run only when the main thread wakes, and nothing wakes it."""
     process = subprocess.run(
         [sys.executable, "-c", _RECEIVED_BY_ANOTHER_THREAD],
         capture_output=True,
@@ -37,26 +38,7 @@ def test_a_signal_that_another_thread_receives_is_forwarded() -> None:
         env=os.environ,
         timeout=2 * PATIENCE,
     )
-    assert process.stdout == "15\n", process.stderr
-
-
-_HANGUP = f"""
-import os, queue, signal
-from tensorferry.server.cli.signals import forward_signals
-
-hangups = queue.SimpleQueue()
-forward_signals(hangups.put, lambda: hangups.put("hangup"))
-os.kill(os.getpid(), signal.SIGHUP)
-print(hangups.get(timeout={PATIENCE}), flush=True)
-os._exit(0)
-"""
-
-
-def test_sighup_has_a_callback_of_its_own() -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", _HANGUP], capture_output=True, text=True, env=os.environ, timeout=2 * PATIENCE
-    )
-    assert process.stdout == "hangup\n", process.stderr
+    assert process.stdout == "hangup 15\n", process.stderr
 
 
 def test_signals_within_a_second_of_the_first_are_one() -> None:

@@ -269,17 +269,23 @@ def test_a_model_is_a_path_or_a_name_and_a_path(text: str, name: str, path: str)
     assert model_source(text) == ModelSource(name, Path(path))
 
 
-@pytest.mark.parametrize("text", ["=m.onnx", "a b=m.onnx", ".a=m.onnx", "x" * 129 + "=m.onnx", ".."])
-def test_a_model_name_that_is_not_allowed_is_an_error(text: str) -> None:
-    with pytest.raises(ConfigError, match="a name starts with a letter or digit") as caught:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *(
+            (f"{name}=m.onnx", "a name starts with a letter or digit")
+            for name in ("", "a b", ".a", "x" * 129)
+        ),
+        ("..", "a name starts with a letter or digit"),
+        ("", r"it must be path\.onnx, name=path\.onnx or path\.py"),
+        ("name=", r"it must be path\.onnx, name=path\.onnx or path\.py"),
+        ("name=app.py", r"a Python file names its models itself: give app\.py alone"),
+    ],
+)
+def test_a_name_or_a_path_that_is_not_allowed_is_an_error(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
         model_source(text)
     assert f"MODEL is {text!r}" in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["", "name="])
-def test_a_model_without_a_path_is_an_error(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"it must be path\.onnx, name=path\.onnx or path\.py"):
-        model_source(text)
 
 
 def test_a_directory_is_no_model_and_the_error_says_what_it_has(tmp_path: Path) -> None:

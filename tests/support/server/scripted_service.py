@@ -269,7 +269,6 @@ def opened(
     max_calls: int = 1000,
     options: Sequence[tuple[str, Any]] = (),
     listen: Callable[[grpc.Server], str] = _listen,
-    dial: Callable[[str], grpc.Channel] = grpc.insecure_channel,
     stopped_by_test: bool = False,
     access: AccessControl | None = None,
     unpackers: Executor | None = None,
@@ -297,7 +296,9 @@ def opened(
     server.start()
     if lane is not None:
         lane.start()
-    served = ServedTransport(service, servicer, lane, server, address, dial(address), registry)
+    served = ServedTransport(
+        service, servicer, lane, server, address, grpc.insecure_channel(address), registry
+    )
     try:
         yield served
     finally:

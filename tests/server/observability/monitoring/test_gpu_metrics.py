@@ -28,21 +28,18 @@ def test_readings_of_a_gpu() -> None:
     ]
 
 
-def test_devices_are_matched_by_bus_id() -> None:
-    """For example with CUDA_VISIBLE_DEVICES=1,0."""
-    gpus = reader_of(
-        FakeGpu(FIRST, "GPU-a", busy=1), FakeGpu(SECOND, "GPU-b", busy=2), places=(SECOND, FIRST)
-    )
-    lines = gpus.statistics(["cuda:0", "cuda:1"])
-    assert [(gpu.device, gpu.uuid, gpu.utilization) for gpu in lines] == [
-        ("cuda:0", "GPU-b", 0.02),
-        ("cuda:1", "GPU-a", 0.01),
-    ]
-
-
-def test_partitions_of_one_gpu_are_reported_once() -> None:
-    gpus = reader_of(FakeGpu(FIRST, "GPU-a"), places=(FIRST, FIRST))
-    assert [gpu.device for gpu in gpus.statistics(["cuda:0", "cuda:1"])] == ["cuda:0"]
+@pytest.mark.parametrize(
+    ("places", "found"),
+    [
+        # For example with CUDA_VISIBLE_DEVICES=1,0.
+        ((SECOND, FIRST), [("cuda:0", "GPU-b"), ("cuda:1", "GPU-a")]),
+        # Partitions of one GPU.
+        ((FIRST, FIRST), [("cuda:0", "GPU-a")]),
+    ],
+)
+def test_devices_are_matched_by_bus_id(places: tuple[str, ...], found: list[tuple[str, str]]) -> None:
+    gpus = reader_of(FakeGpu(FIRST, "GPU-a"), FakeGpu(SECOND, "GPU-b"), places=places)
+    assert [(gpu.device, gpu.uuid) for gpu in gpus.statistics(["cuda:0", "cuda:1"])] == found
 
 
 @pytest.mark.parametrize("places", [(None,), (SECOND,)])

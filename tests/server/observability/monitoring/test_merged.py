@@ -16,10 +16,8 @@ from support.server.rig import PATIENCE, signature, spec
 
 from tensorferry.batcher import Batcher, RequestTooLarge
 from tensorferry.batcher.testing import ScriptedRunner
-from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.models.lifecycle.model import Model
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.observability.logs.exemplars import Exemplars
@@ -36,17 +34,17 @@ TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 class Process:
     """A whole server: the model m of two priority classes on cuda:0, and the pipeline p. The test releases batches of m."""
 
-    def __init__(self, *, ready: bool = True, most: int = 6, gpu: FakeGpu | None = None) -> None:
+    def __init__(self, gpu: FakeGpu | None = None) -> None:
         self.registry = ModelRegistry()
         self.runner = ScriptedRunner(gated=True)
         self.exemplars = Exemplars()
-        self.batcher = Batcher(self.runner, most, priority_weights=(4, 1), max_queue_size=8)
+        self.batcher = Batcher(self.runner, 6, priority_weights=(4, 1), max_queue_size=8)
         self.pipeline = BranchedModel(gated=False, processes=(PROCESS,))
         m = Model(
             "m",
             "3",
             signature(spec("x", "FP32", "b")),
-            most,
+            6,
             "in batches",
             self.batcher,
             devices=("cuda:0",),
@@ -61,7 +59,7 @@ class Process:
             ProcessStatus("process 1", None, 1, "ended", 1),
         )
         server = ServerStatistics(
-            "0.1.0", "lane", ready, 2, 7, 9, {grpc.StatusCode.NOT_FOUND: 3}, processes=processes
+            "0.1.0", "lane", True, 2, 7, 9, {grpc.StatusCode.NOT_FOUND: 3}, processes=processes
         )
         self.report = StatusReport(
             self.registry, self.service, ServerConfig(()), lambda: "127.0.0.1:1", lambda: server
@@ -71,9 +69,6 @@ class Process:
 
     def page(self, accept: str = TEXT) -> bytes:
         return self._metrics.page(accept)[0]
-
-    def statistics(self) -> pb.ModelStatisticsResponse:
-        return StatisticsMethods(self.registry).model_statistics(pb.ModelStatisticsRequest())
 
     def serve(self, requests: int) -> None:
         """Answer requests of one row each to m, in as many batches, and to p, and refuse another to m."""

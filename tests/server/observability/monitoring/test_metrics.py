@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tensorferry.batcher import Batcher, Pipeline, Stage, StageModel
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.models.lifecycle.model import Model, ModelStep
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
-from tensorferry.server.observability.monitoring.http_server import MetricsServer, PageRenderer
+from tensorferry.server.observability.monitoring.http_server import MetricsServer
 from tensorferry.server.observability.monitoring.metrics.metrics import Metrics
 from tensorferry.server.observability.monitoring.processes import ProcessStatus, ServerStatistics
 from tensorferry.server.observability.monitoring.step_statistics import counts_of
@@ -28,8 +28,6 @@ from tensorferry.server.python.steps.stage_function import StepTimes
 from tensorferry.server.runtime.recovery.instance_health import InstanceEvent
 from tensorferry.server.system.addresses import listen_for_metrics
 
-# Content type of the text format, which is the default.
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "reference" / "metrics.md"
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -303,31 +301,14 @@ def test_the_processes_of_a_function() -> None:
     assert 'tensorferry_step_processes step="split"' not in found
 
 
-Serve = Callable[..., MetricsServer]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    servers: list[MetricsServer] = []
-
-    def start(
-        page: PageRenderer = lambda accept: (b"page\n", CONTENT_TYPE), host: str = "127.0.0.1", port: int = 0
-    ) -> Any:
-        servers.append(MetricsServer(listen_for_metrics(host, port), page))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
-
-
 IPV6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("[::1]", marks=IPV6)])
-def test_the_page_is_served_over_http(serve: Serve, host: str) -> None:
+def test_the_page_is_served_over_http(host: str) -> None:
     pages = iter([b"one\n", b"two\n"])
-    server = serve(lambda accept: (next(pages), f"of {accept!r}"), host)
+    server = MetricsServer(listen_for_metrics(host, 0), lambda accept: (next(pages), f"of {accept!r}"))
     status, headers, body = ask(server.url)
     assert (status, headers["Content-Type"], body) == (200, "of ''", b"one\n")
     assert ask(server.url, "/metrics?what=ever")[2] == b"two\n"
+    server.close()
