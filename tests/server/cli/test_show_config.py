@@ -116,15 +116,18 @@ def test_an_ensemble_is_printed_with_its_defaults(
     assert "ensemble output 'y' for ensemble 'm' is not used" in capsys.readouterr().err
 
 
-def test_every_model_of_a_python_file_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    app = tmp_path / "app.py"
-    app.write_text(
+def test_every_model_of_a_python_file_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a=b").mkdir()
+    (tmp_path / "a=b" / "app.py").write_text(
         "from tensorferry.serving import FP32, model, pipeline\n"
         "@model(inputs={'x': FP32[-1]}, outputs={'y': FP32[-1]})\n"
         "def one(x):\n    return x\n"
         "two = pipeline('two', 'one')\n"
     )
-    assert show_config.main([str(app)]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert show_config.main(["./a=b/app.py"]) == 0
     first, second = capsys.readouterr().out.split("\n\n")
     assert first.startswith('# batches of up to 32 rows (tested)\nname: "one"\nplatform: "python"')
     assert second.startswith('# one: its own batches\nname: "two"\nplatform: "ensemble"')

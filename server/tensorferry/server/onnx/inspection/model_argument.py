@@ -52,8 +52,12 @@ def find_model(
                 source.path.stat()
         except OSError as error:
             raise StartError(f"{source.path} cannot be read: {error}") from None
-    # A Python file names its models itself.
-    named = str(source.path) if source.path.suffix == PYTHON_SUFFIX else f"{source.name}={source.path}"
+    # A Python file names its models itself. Its path is absolute, because "a=b/app.py" would be a name and a file.
+    named = (
+        os.path.abspath(source.path)
+        if source.path.suffix == PYTHON_SUFFIX
+        else f"{source.name}={source.path}"
+    )
     if source.origin is not None:
         named = f"{source.name}={source.origin.text}"
     config = load_config([named], flags, os.environ, file)
