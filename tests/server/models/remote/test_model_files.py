@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import pwd
 import shutil
 import stat
 import threading
@@ -19,12 +20,14 @@ import pytest
 from support.models import external, small
 from support.remote.web_server import Response, WebServer
 
+from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.models.remote.cache import default_cache
 from tensorferry.server.models.remote.download import Limits
 from tensorferry.server.models.remote.failures import RemoteError, UnreachableError
 from tensorferry.server.models.remote.model_files import FetchedModel, ModelFiles
 from tensorferry.server.models.remote.stores import stores
 from tensorferry.server.models.remote.url import parse_file
+from tensorferry.server.models.repository.fetched_sources import open_repository
 from tensorferry.server.onnx.graph import external_files
 
 
@@ -281,6 +284,18 @@ def test_the_default_cache_is_that_of_the_user(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert str(default_cache()) == path
+
+
+def test_a_user_without_a_home_directory_is_asked_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert not open_repository(ServerConfig(())).roots
+    with pytest.raises(RemoteError, match=r"has no home directory .* by --model-cache"):
+        default_cache()
 
 
 def test_secrets_are_neither_in_the_log_nor_in_the_cache(

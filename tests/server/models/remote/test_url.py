@@ -54,6 +54,9 @@ def test_a_repository_is_a_bucket_or_a_prefix_and_has_no_hash() -> None:
         parse_repository("https://host/models")
     with pytest.raises(ConfigError, match="can have neither a hash nor a version"):
         parse_repository(f"s3://bucket/models#sha256={HASH}")
+    for elsewhere in ("s3://bucket/x/../../..", "hf://../..", "gs://bucket/a//b"):
+        with pytest.raises(ConfigError, match="has a path that leads elsewhere"):
+            parse_repository(elsewhere)
     assert parse_repository("s3://bucket").path == ""
     assert parse_repository("s3://bucket/models/").path == "models"
     assert parse_repository("hf://org/repo@v1").revision == "v1"

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from tensorferry.server.models.remote.download import Fetch, RemoteFile
 from tensorferry.server.models.remote.failures import RemoteError
@@ -33,10 +33,16 @@ _log = logging.getLogger("tensorferry.server")
 
 def default_cache() -> Path:
     """Return the directory of the cache if the operator names none: tensorferry/models in that of the user's caches."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
+    given = os.environ.get("XDG_CACHE_HOME", "")
     # The specification says that relative paths are to be ignored.
-    base = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
-    return base / "tensorferry" / "models"
+    if os.path.isabs(given):
+        return Path(given) / "tensorferry" / "models"
+    try:
+        return Path.home() / ".cache" / "tensorferry" / "models"
+    except RuntimeError:
+        raise RemoteError(
+            "models cannot be fetched, because this user has no home directory for them; name a directory by --model-cache"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +62,8 @@ class CachedFile:
         return path.is_file() and path.stat().st_size == self.size
 
 
-@dataclass(frozen=True, slots=True)
-class CachedTree:
-    """A tree and its files, by their relative paths."""
-
-    digest: str
-    files: Mapping[str, CachedFile]
+# The files of a tree, by their relative paths.
+_Files = Mapping[str, CachedFile]
 
 
 class Tree:
@@ -82,13 +84,13 @@ def _lock_of(tree: Path) -> Path:
 class CacheEntry:
     """The cache's directory of one address, for use within `locked`.
 
-    `trees` has what was fetched: one tree of a model, one for each part of a repository. Call `save` after changes.
+    `trees` has the files of what was fetched: of a model, or of each part of a repository. Call `save` after changes.
     """
 
     def __init__(self, cache: Path, url: RemoteUrl) -> None:
         self.url = url
         self.path = cache / url.key
-        self.trees: dict[str, CachedTree] = {}
+        self.trees: dict[str, _Files] = {}
         self.partial = self.path / "partial"
         self._folder = self.path / "trees"
 
@@ -122,8 +124,7 @@ class CacheEntry:
         try:
             record = json.loads((self.path / "record.json").read_text())
             for part, tree in record["trees"].items():
-                files = {name: CachedFile(**file) for name, file in tree["files"].items()}
-                self.trees[part] = CachedTree(tree["digest"], files)
+                self.trees[part] = {name: CachedFile(**file) for name, file in tree["files"].items()}
         except FileNotFoundError:
             pass
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -132,14 +133,17 @@ class CacheEntry:
 
     def save(self) -> None:
         """Write the record, and remove the trees that it does not have and no process uses."""
-        trees = {part: asdict(tree) for part, tree in self.trees.items()}
+        trees = {
+            part: {"files": {name: asdict(file) for name, file in files.items()}}
+            for part, files in self.trees.items()
+        }
         temporary = self.path / "record.json.new"
         with open_private(temporary, "w") as file:
             json.dump({"url": str(self.url), "trees": trees}, file, indent=1)
         temporary.replace(self.path / "record.json")
-        wanted = {tree.digest for tree in self.trees.values()}
+        wanted = {*map(self.place, self.trees.values())}
         for path in list(self._folder.iterdir()):
-            if path.suffix == ".lock" or path.name in wanted:
+            if path.suffix == ".lock" or path in wanted:
                 continue
             with suppress(BlockingIOError), open_private(_lock_of(path), "ab") as lock:
                 # No process can begin to use it, because the lock of the address is held.
@@ -147,9 +151,10 @@ class CacheEntry:
                 shutil.rmtree(path, ignore_errors=True)
                 _lock_of(path).unlink()
 
-    def place(self, tree: CachedTree) -> Path:
-        """Return where a tree is."""
-        return self._folder / tree.digest
+    def place(self, files: _Files) -> Path:
+        """Return where the tree of these files is."""
+        lines = "".join(f"{file.sha256}  {name}\n" for name, file in sorted(files.items()))
+        return self._folder / hashlib.sha256(lines.encode()).hexdigest()[:32]
 
     def tree(self, part: str) -> Tree:
         """Return the tree of a part that the record has."""
@@ -163,9 +168,10 @@ class TreeBuilder:
         self._entry = entry
         self._part = part
         self._fetch = fetch
-        self._before = entry.trees.get(part, CachedTree("", {}))
+        self._before = entry.trees.get(part, {})
+        self._folder_before = entry.place(self._before)
         self._files: dict[str, CachedFile] = {}
-        self._kept: dict[str, Path] = {}
+        self._unchanged: dict[str, Path] = {}
         shutil.rmtree(entry.partial, ignore_errors=True)
 
     def add(self, name: str, file: RemoteFile, pin: str | None = None) -> Path:
@@ -173,9 +179,9 @@ class TreeBuilder:
 
         RemoteError if it does not have the hash `pin`.
         """
-        path, cached = self._entry.place(self._before) / name, self._before.files.get(name)
+        path, cached = self._folder_before / name, self._before.get(name)
         if cached is not None and cached.is_of(file) and cached.is_at(path):
-            self._kept[name] = path
+            self._unchanged[name] = path
         else:
             path = self._entry.partial / name
             digest = self._fetch.download(file, path)
@@ -190,29 +196,19 @@ class TreeBuilder:
 
     def finish(self) -> None:
         """Make the tree of the files, and write it into the record."""
-        lines = "".join(f"{file.sha256}  {name}\n" for name, file in sorted(self._files.items()))
-        tree = CachedTree(hashlib.sha256(lines.encode()).hexdigest()[:32], self._files)
-        place = self._entry.place(tree)
-        # Of a tree whose record was lost, nothing is known of its files.
-        known = tree.digest in {each.digest for each in self._entry.trees.values()}
+        entry, place = self._entry, self._entry.place(self._files)
+        # Nothing is known of the files of a tree whose record was lost.
+        known = place in map(entry.place, entry.trees.values())
         whole = place.is_dir() and all(file.is_at(place / name) for name, file in self._files.items())
         if not (known and whole):
-            make_private_folder(self._entry.partial)
-            for name, path in self._kept.items():
-                self._fetch.check_space(self._entry.url, place.parent, path.stat().st_size)
-                make_private_folder((self._entry.partial / name).parent)
+            make_private_folder(entry.partial)
+            for name, path in self._unchanged.items():
+                self._fetch.check_space(entry.url, place.parent, path.stat().st_size)
+                make_private_folder((entry.partial / name).parent)
                 # Not a link: onnx refuses weights that have several names.
-                shutil.copy2(path, self._entry.partial / name)
+                shutil.copy2(path, entry.partial / name)
             shutil.rmtree(place, ignore_errors=True)
-            self._entry.partial.rename(place)
-        if tree != self._before:
-            self._entry.trees[self._part] = tree
-            self._entry.save()
-
-
-def is_safe(name: str) -> bool:
-    """Return whether a relative path stays in its directory."""
-    parts = PurePosixPath(name).parts
-    # What follows "//", in names of objects, is an absolute path by itself.
-    unsafe = not parts or name.startswith("/") or "//" in name or ".." in parts
-    return not unsafe and not any(ord(character) < 32 or character == "\\" for character in name)
+            entry.partial.rename(place)
+        if self._files != self._before or self._part not in entry.trees:
+            entry.trees[self._part] = self._files
+            entry.save()

@@ -106,10 +106,11 @@ class Fetch:
         def read() -> None:
             with output:
                 self._store.read(file, output)
-                # So that the file is whole after a loss of power, too.
-                os.fsync(output.fileno())
 
         self._call(file.url, read, file)
+        with path.open("rb") as arrived:
+            # So that the file is whole after a loss of power, too. Here, because a slow disk is no slow host.
+            os.fsync(arrived.fileno())
         size, digest = path.stat().st_size, sha256_of(path)
         if file.size is not None and size < file.size:
             raise UnreachableError(
@@ -142,7 +143,7 @@ class Fetch:
         window, before = time.monotonic(), first
         new_thread("download", run, ThreadKind.EXPENDABLE).start()
         try:
-            while True:
+            while not wait([future], min(_PROGRESS_SECONDS, limits.window_seconds)).done:
                 now, arrived = time.monotonic(), self._arrived - before
                 if now > self._end:
                     raise UnreachableError(
@@ -156,11 +157,10 @@ class Fetch:
                             f"{size_text(limits.window_bytes)}, in that time: {_ADVICE}"
                         )
                     window, before = now, self._arrived
-                if wait([future], min(_PROGRESS_SECONDS, limits.window_seconds)).done:
-                    return future.result()
                 if file is not None and file.size:
                     done = self._arrived - first
                     _log.info("%s: %s downloaded (%.0f %%)", url, size_text(done), 100 * done / file.size)
+            return future.result()
         finally:
             self._given_up = not future.done()
 

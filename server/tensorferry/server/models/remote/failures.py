@@ -8,6 +8,7 @@ from typing import Any
 
 from tensorferry.server.errors import StartError
 from tensorferry.server.models.remote.url import RemoteUrl
+from tensorferry.server.system.install_command import install_command
 
 
 class RemoteError(StartError):
@@ -34,6 +35,7 @@ _CREDENTIALS = {
     "https": _WEB_CREDENTIALS,
     "http": _WEB_CREDENTIALS,
 }
+_EXTRAS = {"gs": "gcs"}
 _NO_CREDENTIALS = (
     "NoCredentialsError PartialCredentialsError CredentialRetrievalError TokenRetrievalError SSOError ProfileNotFound "
     "DefaultCredentialsError RefreshError LocalTokenNotFoundError"
@@ -60,6 +62,7 @@ _KINDS: tuple[tuple[str, type[RemoteError], str], ...] = (
     ("408 425 429 500 502 503 504", UnreachableError, "the host answered with HTTP status {status}; try again later"),
     ("status", RemoteError, "the host answered with HTTP status {status}; check the address"),
     (_CONNECTION, UnreachableError, "the host cannot be reached ({reason}); check the address and the network"),
+    ("ModuleNotFoundError", RemoteError, "the package {module} is missing, which {url.scheme}:// needs: {install}"),
     ("BaseException", RemoteError, "it cannot be fetched: {kind}: {reason}"),
 )  # fmt: skip
 
@@ -92,6 +95,8 @@ def failure_of(url: RemoteUrl, error: BaseException) -> RemoteError:
         codes=f" ({', '.join(sorted(codes))})" if codes else "",
         status=next(iter(statuses), ""),
         kind=type(error).__name__,
+        module=getattr(error, "name", ""),
+        install=install_command(_EXTRAS.get(url.scheme, url.scheme)),
         reason=url.without_secrets(_reason(chain)),
     )
     return kind(f"{url}: {said}")

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from tensorferry.server.models.remote.cache import CacheEntry, Tree, TreeBuilder, is_safe
+from tensorferry.server.models.remote.cache import CacheEntry, Tree, TreeBuilder
 from tensorferry.server.models.remote.download import LIMITS, Fetch, Limits, sha256_of
 from tensorferry.server.models.remote.failures import ChangedError, RemoteError, UnreachableError
 from tensorferry.server.models.remote.stores import StoreOf
-from tensorferry.server.models.remote.url import RemoteUrl
+from tensorferry.server.models.remote.url import RemoteUrl, is_safe
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -67,14 +67,14 @@ class ModelFiles:
         url, known = entry.url, entry.trees.get(_PART)
         if known is None:
             return False
-        for name, file in known.files.items():
+        for name, file in known.items():
             path = entry.place(known) / name
             if not file.is_at(path) or ((url.pins or url.immutable) and sha256_of(path) != file.sha256):
                 _log.warning("%s: %s in the cache is damaged; it is fetched again", url, path)
                 del entry.trees[_PART]
                 return False
         # Another hash may have been pinned when it was fetched, or none.
-        return not url.pins or all(file.sha256 == url.pin(name) for name, file in known.files.items())
+        return not url.pins or all(file.sha256 == url.pin(name) for name, file in known.items())
 
     def _update(self, entry: CacheEntry) -> None:
         """Make the tree of the model as its host has it now."""

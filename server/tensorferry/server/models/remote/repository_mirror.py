@@ -12,11 +12,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from tensorferry.server.models.remote.cache import CacheEntry, Tree, TreeBuilder, is_safe
+from tensorferry.server.models.remote.cache import CacheEntry, Tree, TreeBuilder
 from tensorferry.server.models.remote.download import Fetch, RemoteFile
 from tensorferry.server.models.remote.failures import ChangedError, RemoteError, UnreachableError
 from tensorferry.server.models.remote.stores import MOST_FILES, StoreOf
-from tensorferry.server.models.remote.url import RemoteUrl
+from tensorferry.server.models.remote.url import RemoteUrl, is_safe
 from tensorferry.server.names import VERSION
 from tensorferry.server.system.scratch_directory import ScratchDirectory
 
@@ -58,7 +58,7 @@ class RepositoryMirror:
                 self._parts = self._parts or {
                     part: {
                         name: RemoteFile(self.url.below(f"{part}/{name}"), file.version, file.size)
-                        for name, file in tree.files.items()
+                        for name, file in tree.items()
                     }
                     for part, tree in self._entry.trees.items()
                 }

@@ -9,7 +9,8 @@ import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from http.client import HTTPMessage, HTTPResponse
+from functools import cache
+from http.client import HTTPResponse
 from importlib import import_module
 from itertools import islice
 from operator import methodcaller
@@ -19,7 +20,6 @@ from urllib.parse import quote, unquote, urlsplit
 from tensorferry.server.models.remote.download import RemoteFile, Store
 from tensorferry.server.models.remote.failures import ChangedError, NoSuchBucket, RemoteError
 from tensorferry.server.models.remote.url import RemoteUrl
-from tensorferry.server.system.install_command import install_command
 
 # Longest list of files of a repository.
 MOST_FILES = 100_000
@@ -44,9 +44,9 @@ class HubStore:
 
     def describe(self, url: RemoteUrl) -> RemoteFile:
         """Return the state of a file in the commit that the revision names now."""
-        hub = _package("huggingface_hub", "hf", url)
+        hub = _package("huggingface_hub")
         token = hub.get_token() or False
-        found = hub.get_hf_file_metadata(self._address(hub, url), token=token, timeout=_TIMEOUT_SECONDS)
+        found = hub.get_hf_file_metadata(self._address(url), token=token, timeout=_TIMEOUT_SECONDS)
         if not found.commit_hash:
             raise RemoteError(
                 f"{url}: the answer names no commit, so it is not from a hub; check HF_ENDPOINT, and proxies on the way"
@@ -57,8 +57,7 @@ class HubStore:
 
     def read(self, file: RemoteFile, output: io.FileIO) -> None:
         """Write the content of a file."""
-        hub = _package("huggingface_hub", "hf", file.url)
-        address = self._address(hub, file.url)
+        hub, address = _package("huggingface_hub"), self._address(file.url)
 
         def check(request: Any) -> None:
             _require_https(file.url, address.partition(":")[0], request.url.scheme)
@@ -75,7 +74,7 @@ class HubStore:
 
     def list(self, url: RemoteUrl) -> Mapping[str, RemoteFile]:
         """Return the files of a repository or of a directory in it, all of one commit."""
-        api = _package("huggingface_hub", "hf", url).HfApi(self._endpoint)
+        api = _package("huggingface_hub").HfApi(self._endpoint)
         commit = api.repo_info(url.container, revision=url.revision or "main").sha
         tree = api.list_repo_tree(url.container, url.path or None, recursive=True, revision=commit)
         at_commit, root = replace(url, revision=commit), f"{url.path}/" if url.path else ""
@@ -88,18 +87,19 @@ class HubStore:
                 listed[name] = RemoteFile(at_commit.below(name), entry.blob_id, entry.size, digest)
         return listed
 
-    def _address(self, hub: Any, url: RemoteUrl) -> str:
-        revision = url.revision or "main"
+    def _address(self, url: RemoteUrl) -> str:
+        hub, revision = _package("huggingface_hub"), url.revision or "main"
         return str(hub.hf_hub_url(url.container, url.path, revision=revision, endpoint=self._endpoint))
 
 
 class BucketStore:
-    """Buckets of S3 or Google Cloud Storage, by file systems of fsspec, which `open_filesystem` opens."""
+    """Buckets of S3 or Google Cloud Storage, by file systems of fsspec.
 
-    def __init__(self, open_filesystem: Callable[[RemoteUrl], Any]) -> None:
-        self._open_filesystem = open_filesystem
-        # By whether addresses name the version of an object.
-        self._filesystems: dict[bool, Any] = {}
+    `open_filesystem` is called with whether addresses name the version of an object.
+    """
+
+    def __init__(self, open_filesystem: Callable[[bool], Any]) -> None:
+        self._filesystem = cache(open_filesystem)
 
     def describe(self, url: RemoteUrl) -> RemoteFile:
         """Return the current state of an object, or of the version that the address names."""
@@ -130,46 +130,37 @@ class BucketStore:
 
     def _call(self, url: RemoteUrl, operation: Callable[[Any], Any]) -> Any:
         """Return the result of an operation. NoSuchBucket if nothing is there, because the bucket is not."""
+        filesystem = self._filesystem(url.version_id is not None)
         try:
-            return operation(self._filesystem(url))
-        except FileNotFoundError:
-            if self._has_bucket(url):
-                raise
-            raise NoSuchBucket from None
-
-    def _has_bucket(self, url: RemoteUrl) -> bool:
-        try:
-            self._filesystem(url).ls(url.container, detail=False)
-        except Exception as error:
-            # Objects may be read but not listed.
-            return not isinstance(error, FileNotFoundError)
-        return True
-
-    def _filesystem(self, url: RemoteUrl) -> Any:
-        versioned = url.version_id is not None
-        if versioned not in self._filesystems:
-            self._filesystems[versioned] = self._open_filesystem(url)
-        return self._filesystems[versioned]
+            return operation(filesystem)
+        except FileNotFoundError as missing:
+            try:
+                filesystem.ls(url.container, detail=False)
+            except FileNotFoundError:
+                raise NoSuchBucket from None
+            except Exception:
+                # Objects may be read but not listed.
+                raise missing from None
+            raise
 
 
 # Without caches, which would hide changes.
 _UNCACHED = {"use_listings_cache": False, "skip_instance_cache": True}
 
 
-def _open_s3(url: RemoteUrl) -> Any:
+def _open_s3(versioned: bool) -> Any:
     client = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}
-    made = _package("s3fs", "s3", url).S3FileSystem
+    made = _package("s3fs").S3FileSystem
     # A public object needs no credentials.
-    of_fsspec = _package("fsspec.config", "s3", url).conf.get("s3", {})
+    of_fsspec = _package("fsspec.config").conf.get("s3", {})
     known = "key" in of_fsspec or "profile" in of_fsspec
-    anonymous = not known and _package("botocore.session", "s3", url).Session().get_credentials() is None
-    versioned = url.version_id is not None
+    anonymous = not known and _package("botocore.session").Session().get_credentials() is None
     return made(anon=anonymous, version_aware=versioned, config_kwargs=client, **_UNCACHED)
 
 
-def _open_gcs(url: RemoteUrl) -> Any:
+def _open_gcs(versioned: bool) -> Any:
     # Not that of gcsfs itself, which asks by gRPC what kind of bucket it is, also where only HTTP is answered.
-    return _package("gcsfs.core", "gcs", url).GCSFileSystem(**_UNCACHED)
+    return _package("gcsfs.core").GCSFileSystem(**_UNCACHED)
 
 
 def _path(url: RemoteUrl) -> str:
@@ -185,17 +176,11 @@ def _described(url: RemoteUrl, info: Mapping[str, Any]) -> RemoteFile:
     return RemoteFile(url, None if version is None else str(version), int(info.get("size") or 0))
 
 
-def _package(name: str, extra: str, url: RemoteUrl) -> Any:
-    """Return a package of an extra. RemoteError, with the command that installs it, if it is missing.
-
-    Its own log is switched off: failures are raised, and lines can have tokens or presigned addresses.
+def _package(name: str) -> Any:
+    """Return a package of an extra, with its log switched off: failures are raised, and lines can have tokens or presigned
+    addresses.
     """
-    try:
-        module = import_module(name)
-    except ModuleNotFoundError as error:
-        raise RemoteError(
-            f"{url}: the package {error.name} is missing, which {url.scheme}:// needs: {install_command(extra)}"
-        ) from None
+    module = import_module(name)
     # After the import, which can set levels.
     for logger in _LOGGERS.split():
         logging.getLogger(logger).setLevel(logging.CRITICAL + 1)
@@ -207,7 +192,7 @@ class HttpsStore:
 
     def describe(self, url: RemoteUrl) -> RemoteFile:
         """Return the current state of a file. It asks for the first byte, because presigned addresses refuse HEAD."""
-        with _open(url, {"Range": "bytes=0-0"}) as response:
+        with _open(url, Range="bytes=0-0") as response:
             headers = response.headers
             size = (headers["Content-Range"] or headers["Content-Length"] or "").rpartition("/")[2]
             # A longer number is no size of a file.
@@ -216,7 +201,7 @@ class HttpsStore:
 
     def read(self, file: RemoteFile, output: io.FileIO) -> None:
         """Write the content of a file."""
-        with _open(file.url, {}) as response:
+        with _open(file.url) as response:
             if file.version not in (None, _version_in(response)):
                 raise ChangedError(f"{file.url} has changed while it was downloaded; try again")
             # What has arrived, so that a slow host is noticed before the chunk is full.
@@ -235,18 +220,12 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         self._url = url
 
     def redirect_request(
-        self,
-        request: urllib.request.Request,
-        response: IO[bytes],
-        code: int,
-        message: str,
-        headers: HTTPMessage,
-        target: str,
+        self, request: urllib.request.Request, response: IO[bytes], *rest: Any
     ) -> urllib.request.Request | None:
         # Its body is not needed. urllib would read it as a whole.
         response.close()
-        _require_https(self._url, request.type, urlsplit(target).scheme)
-        return super().redirect_request(request, response, code, message, headers, target)
+        _require_https(self._url, request.type, urlsplit(rest[-1]).scheme)
+        return super().redirect_request(request, response, *rest)
 
 
 def _require_https(url: RemoteUrl, before: str, after: str) -> None:
@@ -258,7 +237,7 @@ def _require_https(url: RemoteUrl, before: str, after: str) -> None:
         )
 
 
-def _open(url: RemoteUrl, headers: Mapping[str, str]) -> HTTPResponse:
+def _open(url: RemoteUrl, **headers: str) -> HTTPResponse:
     query = f"?{url.query}" if url.query else ""
     address = f"{url.scheme}://{url.container}/{quote(url.path, safe=_IN_PATHS)}{query}"
     request = urllib.request.Request(address, headers={"User-Agent": "tensorferry", **headers})

@@ -27,6 +27,14 @@ _SIGNING = re.compile(r"(?i)(x-amz-|x-goog-)")
 _SUFFIXES = (".onnx", ".ort", ".json")
 
 
+def is_safe(name: str) -> bool:
+    """Return whether a relative path stays in its directory."""
+    parts = PurePosixPath(name).parts
+    # What follows "//", in names of objects, is an absolute path by itself.
+    unsafe = not parts or name.startswith("/") or "//" in name or ".." in parts
+    return not unsafe and not any(ord(character) < 32 or character == "\\" for character in name)
+
+
 def is_remote(text: str) -> bool:
     """Return whether a MODEL or DIR is an address elsewhere, and not a path."""
     return _SCHEME.match(text) is not None
@@ -182,4 +190,8 @@ def parse_repository(text: str) -> RemoteUrl:
         raise ConfigError(
             f"{url} is a model repository, which can have neither a hash nor a version; leave it out"
         )
-    return replace(url, path=url.path.strip("/"))
+    path = url.path.strip("/")
+    if not is_safe(f"{url.container}/{path}".rstrip("/")):
+        # A directory of this machine gets this path, and what the repository does not have is removed there.
+        raise ConfigError(f"{url} has a path that leads elsewhere; leave out '..' and '//'")
+    return replace(url, path=path)

@@ -20,10 +20,10 @@ from tensorferry.serving import FunctionModel, OnnxModel
 
 def fetched_sources(sources: Sequence[ModelSource], config: ServerConfig) -> Sequence[ModelSource]:
     """Return the sources, with the path in the cache of those that are elsewhere. StartError for the first that fails."""
-    files, found = _model_files(config), []
+    found = []
     for source in sources:
         if source.origin is not None:
-            fetched = files.fetch(source.origin)
+            fetched = _model_files(config).fetch(source.origin)
             source = replace(source, path=fetched.path, keep_alive=fetched.tree)
         found.append(source)
     return found
@@ -64,7 +64,7 @@ def _parsed(address: str, name: str) -> RemoteUrl:
 
 def _model_files(config: ServerConfig, *, of_onnx: bool = True) -> ModelFiles:
     return ModelFiles(
-        config.model_cache or default_cache(),
+        _cache(config),
         stores(allow_http=config.allow_http),
         external_files if of_onnx else lambda path: (),
     )
@@ -73,12 +73,15 @@ def _model_files(config: ServerConfig, *, of_onnx: bool = True) -> ModelFiles:
 def open_repository(config: ServerConfig) -> Repository:
     """Return the model repositories of the options. Those elsewhere are listed when it is refreshed."""
     store_of = stores(allow_http=config.allow_http)
-    cache = config.model_cache or default_cache()
     return Repository(
         [
-            RepositoryMirror(root, cache, store_of, allow_code=config.allow_remote_code)
+            RepositoryMirror(root, _cache(config), store_of, allow_code=config.allow_remote_code)
             if isinstance(root, RemoteUrl)
             else root
             for root in config.model_repositories
         ]
     )
+
+
+def _cache(config: ServerConfig) -> Path:
+    return config.model_cache or default_cache()

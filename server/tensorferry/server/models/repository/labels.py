@@ -8,7 +8,7 @@ from pathlib import Path
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import ServerError, StartError
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
-from tensorferry.server.models.remote.cache import is_safe
+from tensorferry.server.models.remote.url import is_safe
 from tensorferry.server.models.repository.repository import CONFIG_FILE
 from tensorferry.server.python.steps.planning import Plan
 
