@@ -6,14 +6,14 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
 
 import pytest
 from support.remote.web_server import Response, WebServer
 
-from tensorferry.server.models.remote.download import LIMITS, Fetch, Limits, RemoteFile
+from tensorferry.server.models.remote.download import LIMITS, Fetch, Limits, RemoteFile, Store
 from tensorferry.server.models.remote.failures import RemoteError, UnreachableError
 from tensorferry.server.models.remote.model_files import ModelFiles
 from tensorferry.server.models.remote.stores import StoreOf, stores
@@ -23,7 +23,7 @@ ADDRESS = "https://user:secret@host/m.onnx?token=secret"
 BODY = bytes(1000)
 
 
-class Host:
+class Host(Store):
     """A store of one file. `send` writes it to its argument."""
 
     def __init__(
@@ -35,9 +35,6 @@ class Host:
 
     def describe(self, url: RemoteUrl) -> RemoteFile:
         return RemoteFile(url, None, self.size, self.sha256)
-
-    def list(self, url: RemoteUrl) -> Mapping[str, RemoteFile]:
-        raise NotImplementedError
 
     def read(self, file: RemoteFile, output: FileIO) -> None:
         self.send(output)
@@ -223,11 +220,3 @@ def test_a_file_that_changes_during_each_download_is_given_up(web: WebServer, ca
     with pytest.raises(RemoteError, match=r"has changed while it was downloaded; try again"):
         fetched(cache, f"{web.url}/m.onnx")
     assert len(web.requests) == 6
-
-
-def test_a_broken_download_begins_again_at_the_next_start(web: WebServer, cache: Path) -> None:
-    web.files["/m.onnx"] = b"content"
-    web.cut_after = [3]
-    with pytest.raises(UnreachableError, match=r"is truncated: 3 bytes arrived, it has 7; try again"):
-        fetched(cache, f"{web.url}/m.onnx")
-    assert fetched(cache, f"{web.url}/m.onnx") == b"content"

@@ -162,6 +162,21 @@ def test_a_model_that_was_removed_goes_from_the_cache(store: Store, cache: Path)
     assert not tree.exists()
 
 
+def test_a_fetch_reads_what_is_known_of_its_part_alone(
+    store: Store, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise a look at a repository of 1,000 models takes minutes."""
+    repository = mirrored(store, cache)
+    for name in ("a", "b"):
+        repository.versions(name)
+    (record,) = cache.glob("*/parts/b/record.json")
+    record.write_text("{")
+    repository.versions("a")
+    assert "is damaged" not in caplog.text
+    repository.versions("b")
+    assert "is damaged" in caplog.text
+
+
 def test_directories_of_other_models_that_only_a_marker_shows(store: Store, cache: Path) -> None:
     store.files["ensemble/config.pbtxt"] = b"platform: 'ensemble'"
     store.files["ensemble/1/"] = b""

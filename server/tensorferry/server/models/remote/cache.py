@@ -1,12 +1,12 @@
-"""The local cache: one directory for each address, with trees of files that never change.
+"""The local cache: a directory for each model, and for each part of a repository, with trees of files that never change.
 
-    CACHE/KEY/lock                   held by the process that fetches
-    CACHE/KEY/record.json            what was fetched, and how the host described it
-    CACHE/KEY/partial/...            the tree that is being made, which is renamed when it is complete
-    CACHE/KEY/trees/DIGEST/...       complete files
-    CACHE/KEY/trees/DIGEST.lock      held, shared, by every process that uses the tree
+    lock                   held by the process that fetches
+    record.json            the files of the current tree, and how the host described them
+    partial/...            the tree that is being made, which is renamed when it is complete
+    trees/DIGEST/...       complete files
+    trees/DIGEST.lock      held, shared, by every process that uses the tree
 
-Two processes can use one cache. CACHE/KEY is private.
+Two processes can use one cache. The directories are private.
 """
 
 from __future__ import annotations
@@ -62,10 +62,6 @@ class CachedFile:
         return path.is_file() and path.stat().st_size == self.size
 
 
-# The files of a tree, by their relative paths.
-_Files = Mapping[str, CachedFile]
-
-
 class Tree:
     """A directory of files that do not change. It stays at least as long as this object."""
 
@@ -82,21 +78,24 @@ def _lock_of(tree: Path) -> Path:
 
 
 class CacheEntry:
-    """The cache's directory of one address, for use within `locked`.
+    """The cache's directory `path` of one address, for use within `locked`.
 
-    `trees` has the files of what was fetched: of a model, or of each part of a repository. Call `save` after changes.
+    `files` are those of its current tree, by their relative paths; None if there is none. Call `save` after a change.
     """
 
-    def __init__(self, cache: Path, url: RemoteUrl) -> None:
+    def __init__(self, path: Path, url: RemoteUrl) -> None:
+        self.path = path
         self.url = url
-        self.path = cache / url.key
-        self.trees: dict[str, _Files] = {}
-        self.partial = self.path / "partial"
-        self._folder = self.path / "trees"
+        self.files: Mapping[str, CachedFile] | None = None
+        self.partial = path / "partial"
+        self._folder = path / "trees"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this address, for which other processes wait. RemoteError if the cache cannot be written."""
+        """Hold the lock of this address, for which other processes wait. RemoteError if the cache cannot be written.
+
+        At the end, trees are removed that are not the current one and that no process uses.
+        """
         try:
             make_private_folder(self._folder)
             with open_private(self.path / "lock", "ab") as lock:
@@ -113,6 +112,7 @@ class CacheEntry:
                     yield
                 finally:
                     shutil.rmtree(self.partial, ignore_errors=True)
+                    self._remove_outdated()
         except OSError as error:
             raise RemoteError(
                 f"{self.url}: the cache {self.path} cannot be used: {error.strerror or error}; name a directory that this "
@@ -120,30 +120,21 @@ class CacheEntry:
             ) from None
 
     def _load(self) -> None:
-        self.trees = {}
+        self.files = None
         try:
             record = json.loads((self.path / "record.json").read_text())
-            for part, tree in record["trees"].items():
-                self.trees[part] = {name: CachedFile(**file) for name, file in tree["files"].items()}
+            # Older versions had the trees of a repository in one record.
+            files = record["files"] if "files" in record else record["trees"]["model"]["files"]
+            self.files = {name: CachedFile(**file) for name, file in files.items()}
         except FileNotFoundError:
             pass
         except (ValueError, KeyError, TypeError, AttributeError):
             _log.warning("%s: the record in %s is damaged; fetching again", self.url, self.path)
-            self.trees = {}
 
-    def save(self) -> None:
-        """Write the record, and remove the trees that it does not have and no process uses."""
-        trees = {
-            part: {"files": {name: asdict(file) for name, file in files.items()}}
-            for part, files in self.trees.items()
-        }
-        temporary = self.path / "record.json.new"
-        with open_private(temporary, "w") as file:
-            json.dump({"url": str(self.url), "trees": trees}, file, indent=1)
-        temporary.replace(self.path / "record.json")
-        wanted = {*map(self.place, self.trees.values())}
+    def _remove_outdated(self) -> None:
+        current = None if self.files is None else self.place(self.files)
         for path in list(self._folder.iterdir()):
-            if path.suffix == ".lock" or path in wanted:
+            if path.suffix == ".lock" or path == current:
                 continue
             with suppress(BlockingIOError), open_private(_lock_of(path), "ab") as lock:
                 # No process can begin to use it, because the lock of the address is held.
@@ -151,24 +142,38 @@ class CacheEntry:
                 shutil.rmtree(path, ignore_errors=True)
                 _lock_of(path).unlink()
 
-    def place(self, files: _Files) -> Path:
+    def save(self, files: Mapping[str, CachedFile]) -> None:
+        """Make the tree of these files, which is complete, the current one."""
+        self.files = files
+        temporary = self.path / "record.json.new"
+        with open_private(temporary, "w") as file:
+            described = {name: asdict(each) for name, each in files.items()}
+            json.dump({"url": str(self.url), "files": described}, file, indent=1)
+        temporary.replace(self.path / "record.json")
+
+    def forget(self) -> None:
+        """Have no current tree any more."""
+        self.files = None
+        (self.path / "record.json").unlink(missing_ok=True)
+
+    def place(self, files: Mapping[str, CachedFile]) -> Path:
         """Return where the tree of these files is."""
         lines = "".join(f"{file.sha256}  {name}\n" for name, file in sorted(files.items()))
         return self._folder / hashlib.sha256(lines.encode()).hexdigest()[:32]
 
-    def tree(self, part: str) -> Tree:
-        """Return the tree of a part that the record has."""
-        return Tree(self.place(self.trees[part]))
+    def tree(self) -> Tree:
+        """Return the current tree."""
+        assert self.files is not None
+        return Tree(self.place(self.files))
 
 
 class TreeBuilder:
-    """Makes the tree of one part of an entry's record. Call `add` for each file, then `finish`."""
+    """Makes a new current tree of an entry. Call `add` for each file, then `finish`."""
 
-    def __init__(self, entry: CacheEntry, part: str, fetch: Fetch) -> None:
+    def __init__(self, entry: CacheEntry, fetch: Fetch) -> None:
         self._entry = entry
-        self._part = part
         self._fetch = fetch
-        self._before = entry.trees.get(part, {})
+        self._before = entry.files or {}
         self._folder_before = entry.place(self._before)
         self._files: dict[str, CachedFile] = {}
         self._unchanged: dict[str, Path] = {}
@@ -197,10 +202,9 @@ class TreeBuilder:
     def finish(self) -> None:
         """Make the tree of the files, and write it into the record."""
         entry, place = self._entry, self._entry.place(self._files)
-        # Nothing is known of the files of a tree whose record was lost.
-        known = place in map(entry.place, entry.trees.values())
-        whole = place.is_dir() and all(file.is_at(place / name) for name, file in self._files.items())
-        if not (known and whole):
+        # Nothing is known of the files of another tree, whose record was lost.
+        known = place == self._folder_before and place.is_dir()
+        if not known or not all(file.is_at(place / name) for name, file in self._files.items()):
             make_private_folder(entry.partial)
             for name, path in self._unchanged.items():
                 self._fetch.check_space(entry.url, place.parent, path.stat().st_size)
@@ -209,6 +213,5 @@ class TreeBuilder:
                 shutil.copy2(path, entry.partial / name)
             shutil.rmtree(place, ignore_errors=True)
             entry.partial.rename(place)
-        if self._files != self._before or self._part not in entry.trees:
-            entry.trees[self._part] = self._files
-            entry.save()
+        if self._files != entry.files:
+            entry.save(self._files)

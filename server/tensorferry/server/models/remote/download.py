@@ -44,7 +44,7 @@ class RemoteFile:
 
 
 class Store(Protocol):
-    """A kind of host. Methods may raise what its library raises."""
+    """A kind of host. Methods may raise what its library raises. Repositories are only at hosts that have lists."""
 
     def describe(self, url: RemoteUrl) -> RemoteFile:
         """Return the current state of a file."""
@@ -56,7 +56,7 @@ class Store(Protocol):
 
     def list(self, url: RemoteUrl) -> Mapping[str, RemoteFile]:
         """Return all files of a directory and below, by their paths in it."""
-        ...
+        raise RemoteError(f"{url}: its host cannot list files")
 
 
 @dataclass(frozen=True, slots=True)

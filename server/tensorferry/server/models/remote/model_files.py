@@ -15,7 +15,6 @@ from tensorferry.server.models.remote.url import RemoteUrl, is_safe
 
 _log = logging.getLogger("tensorferry.server")
 
-_PART = "model"
 # A file that changes during each of these downloads is given up.
 _ATTEMPTS = 3
 
@@ -46,10 +45,10 @@ class ModelFiles:
         If the address names one version, or a hash is pinned, the host is not asked about a model in the cache, whose hash
         is checked. If the host cannot be reached, the last copy is used, and a warning logged.
         """
-        entry = CacheEntry(self.cache, url)
+        entry = CacheEntry(self.cache / url.key, url)
         with entry.locked():
             cached = self._is_cached(entry)
-            before = entry.trees.get(_PART)
+            before = entry.files
             if not (cached and (url.immutable or url.pins)):
                 try:
                     self._update(entry)
@@ -57,21 +56,21 @@ class ModelFiles:
                     if not cached:
                         raise
                     _log.warning("%s; the copy in the cache is used, which may be outdated", error)
-            if cached and entry.trees[_PART] == before:
+            if cached and entry.files == before:
                 _log.info("%s: the copy in the cache is used", url)
-            tree = entry.tree(_PART)
+            tree = entry.tree()
             return FetchedModel(tree.path / url.file_name, tree)
 
     def _is_cached(self, entry: CacheEntry) -> bool:
         """Return whether the tree in the cache is complete and has the pinned hashes. A damaged one is forgotten."""
-        url, known = entry.url, entry.trees.get(_PART)
+        url, known = entry.url, entry.files
         if known is None:
             return False
         for name, file in known.items():
             path = entry.place(known) / name
             if not file.is_at(path) or ((url.pins or url.immutable) and sha256_of(path) != file.sha256):
                 _log.warning("%s: %s in the cache is damaged; it is fetched again", url, path)
-                del entry.trees[_PART]
+                entry.files = None
                 return False
         # Another hash may have been pinned when it was fetched, or none.
         return not url.pins or all(file.sha256 == url.pin(name) for name, file in known.items())
@@ -88,7 +87,7 @@ class ModelFiles:
 
     def _build(self, entry: CacheEntry, fetch: Fetch) -> None:
         url = entry.url
-        builder = TreeBuilder(entry, _PART, fetch)
+        builder = TreeBuilder(entry, fetch)
         main = fetch.describe(url)
         path = builder.add(url.file_name, main, url.pin(url.file_name))
         names = sorted({*self.companions(path)} - {url.file_name})

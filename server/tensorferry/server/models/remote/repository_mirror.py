@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tensorferry.server.models.remote.cache import CacheEntry, Tree, TreeBuilder
@@ -38,7 +38,7 @@ class RepositoryMirror:
         # Messages that name a file of the mirror say where it is from.
         self._scratch = ScratchDirectory()
         self.root = self._scratch.path / f"{url.scheme}:" / url.container / url.path
-        self._entry = CacheEntry(cache, url)
+        self._cached = cache / url.key / "parts"
         self._store_of = store_of
         # The files of each part: "NAME" is what a model has outside of its versions, "NAME/VERSION" a version.
         self._parts: dict[str, dict[str, RemoteFile]] = {}
@@ -51,27 +51,41 @@ class RepositoryMirror:
         RemoteError if it cannot be listed. If the host cannot be reached, a warning is logged; the last list of this process
         is used, else what is in the cache.
         """
-        with self._entry.locked():
-            try:
-                files = Fetch(self._store_of(self.url)).list(self.url)
-            except UnreachableError as error:
-                self._parts = self._parts or {
-                    part: {
+        try:
+            self._parts = _parts(self.url, Fetch(self._store_of(self.url)).list(self.url))
+        except UnreachableError as error:
+            self._parts = self._parts or self._parts_in_cache()
+            if not self._parts:
+                raise
+            _log.warning("%s; the copy in the cache is used, which may be outdated", error)
+            self._show()
+        else:
+            self._show()
+            for part, entry in self._entries():
+                if part not in self._parts:
+                    with entry.locked():
+                        entry.forget()
+
+    def _entry(self, part: str) -> CacheEntry:
+        return CacheEntry(self._cached / part, self.url.below(part))
+
+    def _entries(self) -> Iterator[tuple[str, CacheEntry]]:
+        """Yield each part of the cache that has trees, and its entry."""
+        for trees in (*self._cached.glob("*/trees"), *self._cached.glob("*/[1-9]*/trees")):
+            part = trees.parent.relative_to(self._cached).as_posix()
+            if any(trees.iterdir()):
+                yield part, self._entry(part)
+
+    def _parts_in_cache(self) -> dict[str, dict[str, RemoteFile]]:
+        parts = {}
+        for part, entry in self._entries():
+            with entry.locked():
+                if entry.files is not None:
+                    parts[part] = {
                         name: RemoteFile(self.url.below(f"{part}/{name}"), file.version, file.size)
-                        for name, file in tree.items()
+                        for name, file in entry.files.items()
                     }
-                    for part, tree in self._entry.trees.items()
-                }
-                if not self._parts:
-                    raise
-                _log.warning("%s; the copy in the cache is used, which may be outdated", error)
-            else:
-                self._parts = _parts(self.url, files)
-                self._entry.trees = {
-                    part: tree for part, tree in self._entry.trees.items() if part in self._parts
-                }
-                self._entry.save()
-        self._show()
+        return parts
 
     def _show(self) -> None:
         """Make the directories of the models and versions of the list, and remove others."""
@@ -93,7 +107,16 @@ class RepositoryMirror:
         """Fetch a version, NAME/VERSION, or what a model has outside of its versions, NAME. RemoteError."""
         if part not in self._parts:
             return
-        tree = self._fetch(part)
+        files, cached = self._allowed(part), self._entry(part)
+        with cached.locked():
+            builder = TreeBuilder(cached, Fetch(self._store_of(self.url)))
+            try:
+                for name, file in files.items():
+                    builder.add(name, file)
+            except ChangedError as error:
+                raise RemoteError(f"{error}; with --model-control poll it is fetched again") from None
+            builder.finish()
+            tree = cached.tree()
         if "/" in part:
             _link(tree.path, self.root / part)
         else:
@@ -104,19 +127,6 @@ class RepositoryMirror:
             for entry in present.values():
                 _link(entry, self.root / part / entry.name)
         self._linked[part] = tree
-
-    def _fetch(self, part: str) -> Tree:
-        """Return the tree of a part, after what is not in the cache was fetched."""
-        files = self._allowed(part)
-        with self._entry.locked():
-            builder = TreeBuilder(self._entry, part, Fetch(self._store_of(self.url)))
-            try:
-                for name, file in files.items():
-                    builder.add(name, file)
-            except ChangedError as error:
-                raise RemoteError(f"{error}; with --model-control poll it is fetched again") from None
-            builder.finish()
-            return self._entry.tree(part)
 
     def _allowed(self, part: str) -> Mapping[str, RemoteFile]:
         """Return the files of a part that may be fetched. RemoteError if they are all code, which is not allowed."""

@@ -187,7 +187,7 @@ def _package(name: str) -> Any:
     return module
 
 
-class HttpsStore:
+class HttpsStore(Store):
     """Web servers, which have no lists of files."""
 
     def describe(self, url: RemoteUrl) -> RemoteFile:
@@ -207,10 +207,6 @@ class HttpsStore:
             # What has arrived, so that a slow host is noticed before the chunk is full.
             while chunk := response.read1(1 << 20):
                 output.write(chunk)
-
-    def list(self, url: RemoteUrl) -> Mapping[str, RemoteFile]:
-        """Raise RemoteError, because web servers have no lists of files."""
-        raise RemoteError(f"{url}: web servers cannot list files")
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
