@@ -161,6 +161,16 @@ def test_unsupported_fields_and_unknown_parameters_give_warnings(
             STATE % 'dims: 3 initial_state { data_type: TYPE_FP32 data_file: "\\000" }',
             "which is no file name",
         ),
+        (
+            STATE.replace(
+                "%s }", 'dims: 3 } control_input { name: "x" control { fp32_false_true: [ 0, 1 ] } }'
+            ),
+            "has the input 'x' twice; give it one meaning",
+        ),
+        (
+            'sequence_batching { control_input { name: "x" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_FP32 } } }',
+            "control input 'x' has data_type TYPE_FP32; of CONTROL_SEQUENCE_CORRID it must be TYPE_UINT64",
+        ),
         ("max_batch_size: -1", "'max_batch_size' must be non-negative for m, got -1"),
     ],
 )

@@ -144,6 +144,10 @@ def test_the_pooling_is_that_of_the_files_beside_the_encoder(
     assert "gives vectors by the pooling 'last', scaled to length 1" in caplog.text
     assert load_declared(declared(encoders, "minilm.onnx")).task is not None
     assert "gives vectors as the file pools them" in caplog.text
+    # As newer versions write it.
+    pooling.write_text(json.dumps({"embedding_dimension": 8, "pooling_mode": "cls"}))
+    assert load_declared(declared(encoders)).task is not None
+    assert "gives vectors by the pooling 'first', scaled to length 1" in caplog.text
     pooling.write_text(json.dumps({"pooling_mode_max_tokens": True}))
     with pytest.raises(
         StartError, match="says pooling_mode_max_tokens; supported is one of pooling_mode_mean"

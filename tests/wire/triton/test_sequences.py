@@ -142,7 +142,7 @@ def test_a_state_among_the_outputs_is_part_of_each_answer(transport: str, tmp_pa
             "unexpected inference input 'before'",
         ),
         ("[ 0, 5 ]", "[ 0 ]", "has 1 values; give int32_false_true"),
-        ('name: "ready" control', 'name: "start" control', "has the control input 'start' twice"),
+        ('name: "ready" control', 'name: "start" control', "has the input 'start' twice"),
         ('data_file: "ten"', 'data_file: "../config.pbtxt"', "which is not in"),
         ('data_file: "ten"', 'data_file: "none"', "which cannot be used"),
         ("dims: 1 data_file", "dims: 2 data_file", "cannot be used"),

@@ -25,6 +25,7 @@ _KINDS = {
     pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_END: Control.END,
     pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID: Control.ID,
 }
+_ID_DATATYPES = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
 # The directory of files with initial states, in that of the model.
 _DIRECTORY = "initial_state"
 # Triton's default.
@@ -91,11 +92,8 @@ def configured_sequences(
         for tensor in given.control_input
         for control in tensor.control
     )
-    for names, kind in (
-        ([state.input for state in states], "input of states"),
-        ([state.output for state in states], "output of states"),
-        ([control.input for control in controls], "control input"),
-    ):
+    filled = [*(state.input for state in states), *(control.input for control in controls)]
+    for names, kind in ((filled, "input"), ([state.output for state in states], "output")):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ModelConfigError(f"{what} has the {kind} {twice!r} twice; give it one meaning")
     if not states and not controls:
@@ -164,7 +162,14 @@ def _control(given: Any, name: str, what: str) -> ControlTensor:
     """Return a control input; its values are without a batch axis."""
     kind = _KINDS[given.kind]
     if kind is Control.ID:
-        none = np.zeros(1, DATATYPES[datatype_of(given.data_type)].storage)
+        datatype = datatype_of(given.data_type)
+        if datatype not in _ID_DATATYPES:
+            # As in Triton. Others cannot have every id.
+            raise ModelConfigError(
+                f"{what} has data_type TYPE_{datatype}; of CONTROL_SEQUENCE_CORRID it must be TYPE_UINT64, TYPE_INT64, TYPE_UINT32, "
+                "TYPE_INT32 or TYPE_STRING"
+            )
+        none = np.zeros(1, DATATYPES[datatype].storage)
         if none.dtype.hasobject:
             none[:] = ""
         return ControlTensor(name, kind, none, none)

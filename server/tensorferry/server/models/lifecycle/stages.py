@@ -55,12 +55,8 @@ class BuiltModel:
 
 def instance_counts(plan: Plan) -> list[int]:
     """Return the number of instances of each stage that has a batcher of its own."""
-    return [_instances(planned) for planned in plan.stages if planned.steps[0].step is not None]
-
-
-def _instances(planned: PlannedStage) -> int:
-    step = planned.steps[0].step
-    return 0 if step is None else len(step.settings.devices)
+    steps = [planned.steps[0].step for planned in plan.stages]
+    return [len(step.settings.devices) for step in steps if step is not None]
 
 
 def build(
@@ -92,7 +88,7 @@ def build(
             steps.append(_described(planned.steps[0], planned))
             continue
         stage = _StageBuilder(name, planned, context, health, first, whole=False)
-        first += _instances(planned)
+        first += stage.count
         # Only the last stage's completions are responses.
         hook = context.response_hook if planned is plan.stages[-1] else None
         stages.append(stage.stage(stage.batcher(f"{name}/{planned.name}", hook, share)))
@@ -175,13 +171,13 @@ class _StageBuilder:
         self._own_names = len(planned.steps) == 1 and (not whole or planned.steps[0].has_own_names)
         self._steady = all(step.steady for step in self._loaded)
         self._settings = self._loaded[0].settings
-        count = _instances(planned)
+        self.count = len(self._settings.devices)
         self._first = first
-        self._times = [[StepTimes() for _ in range(count)] for _ in self._loaded]
+        self._times = [[StepTimes() for _ in range(self.count)] for _ in self._loaded]
         # By instance, then by step.
         self._instances = [
             [step.make_instance(number, health, first + number) for step in self._loaded]
-            for number in range(count)
+            for number in range(self.count)
         ]
 
     @property
@@ -202,7 +198,7 @@ class _StageBuilder:
         batcher = make_batcher(
             name,
             self._settings,
-            [self._function(number) for number in range(len(self._instances))],
+            [self._function(number) for number in range(self.count)],
             self._context.config.for_model(self._model),
             self._loaded[0].sequences,
             steady=self._steady,

@@ -48,6 +48,8 @@ _MODES = {
     "pooling_mode_cls_token": FIRST,
     "pooling_mode_lasttoken": LAST,
 }
+# The values of "pooling_mode", which newer versions write in place of one switch for each mode.
+_MODE_NAMES = {"mean": MEAN, "cls": FIRST, "lasttoken": LAST}
 
 
 def with_head(source: ModelSource, declared: OnnxModel, config: ServerConfig) -> ModelSource:
@@ -104,16 +106,19 @@ def _fetched(address: str, config: ServerConfig) -> Path | None:
 
 def _pooling_in(file: Path) -> str:
     try:
-        modes: Any = json.loads(file.read_bytes())
-        chosen = [name for name, on in modes.items() if name.startswith("pooling_mode_") and on is True]
+        given: Any = json.loads(file.read_bytes())
+        chosen = [name for name, on in given.items() if name.startswith("pooling_mode_") and on is True]
     except (OSError, ValueError, AttributeError) as error:
         raise StartError(f"{file} cannot be read ({error}); declare `pooling`") from None
-    if len(chosen) != 1 or chosen[0] not in _MODES:
+    modes = _MODES
+    if (named := given.get("pooling_mode")) is not None:
+        modes, chosen = _MODE_NAMES, [str(named)]
+    if len(chosen) != 1 or chosen[0] not in modes:
         raise StartError(
-            f"{file} says {', '.join(chosen) or 'nothing'}; supported is one of {', '.join(_MODES)}: add the pooling to the ONNX "
+            f"{file} says {', '.join(chosen) or 'nothing'}; supported is one of {', '.join(modes)}: add the pooling to the ONNX "
             "file, and declare pooling=None"
         )
-    return _MODES[chosen[0]]
+    return modes[chosen[0]]
 
 
 def check_task(name: str, task: TextTask, signature: Signature) -> None:
