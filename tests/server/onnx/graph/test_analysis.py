@@ -23,6 +23,15 @@ def test_rows_against_another_axis_mix(tmp_path: Path) -> None:
     assert found.reasons == ("Add y combines rows along one axis with rows along another",)
 
 
+def test_an_axis_without_a_name_is_no_other_axis(tmp_path: Path) -> None:
+    text = """g (float[N, ?] x, float[N, K] z) => (float[N, 1] y) { a = Shape <start = 1> (x) b = Shape <start = 1> (z)
+        c = Equal (a, b) d = Cast <to = 7> (c) y = ReduceMean (x, d) }"""
+    made = model(text)
+    made.graph.input[1].type.tensor_type.shape.dim[1].dim_param = "x[1]"
+    onnx.save(made, tmp_path / "m.onnx")
+    assert analyse_batching(tmp_path / "m.onnx", ["x", "z"]).finding is not RowMixing.SEPARATE
+
+
 def test_a_custom_operator_is_named(tmp_path: Path) -> None:
     text = "g (float[N, 4] x) => (float[N, 4] y) { y = com.acme.Foo(x) }"
     found = analysed(tmp_path, text)

@@ -70,6 +70,22 @@ BY_DATATYPE = {
     f"e = Equal (a, c) d = Not (e) {_RELU_IF}",
     "a number that is rounded": "a = Constant <value_int = 16777217> () b = Cast <to = 1> (a) c = Cast <to = 7> (b) "
     f"d = Equal (a, c) {_RELU_IF}",
+    "a sum of all that is rounded": "a = Constant <value_floats = [16777216.0, 1.0]> () b = Constant <value_float = 16777216.0> () "
+    f"c = ReduceSum <keepdims = 0> (a) e = Equal (b, c) d = Not (e) {_RELU_IF}",
+    "a range that is rounded": "a = Constant <value_float = 16777216.0> () b = Constant <value_float = 16777220.0> () "
+    "o = Constant <value_float = 1.0> () r = Range (a, b, o) one = Constant <value_int = 1> () c = Gather (r, one) "
+    f"e = Equal (a, c) d = Not (e) {_RELU_IF}",
+    "a length that wraps around and is divided again": "m = Shape <start = 1> (x) i = Cast <to = 6> (m) "
+    "k = Constant <value = int32[1] {65536}> () a = Mul (i, k) b = Mul (a, k) c = Div (b, k) e = Div (c, k) "
+    f"d = Equal (e, i) {_RELU_IF}",
+    "a ratio of lengths, divided as a fraction": "m = Shape <start = 1> (x) f = Cast <to = 1> (m) t = Constant <value_floats = [2.0]> () "
+    "v = Constant <value_floats = [5.0]> () f5 = Mul (f, v) f2 = Mul (f, t) a = Div (f5, f) b = Div (f2, f) c = Div (a, b) "
+    f"d = Equal (c, t) {_RELU_IF}",
+    "a fraction in 32 bits and in 64": "m = Shape <start = 1> (x) f = Cast <to = 1> (m) g = Cast <to = 11> (m) "
+    "t = Constant <value_floats = [3.0]> () u = Cast <to = 11> (t) a = Div (f, t) b = Cast <to = 11> (a) c = Div (g, u) "
+    f"d = Equal (b, c) {_RELU_IF}",
+    "the greater of one and NaN": "a = Constant <value_floats = [1.0]> () n = Constant <value = float[1] {nan}> () "
+    f"c = Max (a, n) d = Equal (a, c) {_RELU_IF}",
     "a fraction of two lengths, and its integer": "m = Shape <start = 1> (x) t = Constant <value_ints = [1, 2]> () k = Tile (x, t) "
     "o = Constant <value_ints = [1]> () p = Pad (k, u, , o) u = Constant <value_ints = [0, 1]> () "
     "g = Shape <start = 1> (p) q = Div (g, m) qf = Cast <to = 1> (q) gf = Cast <to = 1> (g) mf = Cast <to = 1> (m) rf = Div (gf, mf) "

@@ -80,6 +80,12 @@ UNKNOWN = {
     "a custom operator with a graph that reads rows": ("k = Constant <value_float = 1.0> () f = com.acme.Foo <body = g () => (z) { z = Relu (x) }> (k) y = Add (x, f)", "com.acme.Foo f is an operator that cannot be analysed"),
     "lengths that have no rows": (f"l {_C}[2, 2, 2]> () y = ReverseSequence <batch_axis = 0, time_axis = 1> (x, l)", "ReverseSequence y takes lengths that have no rows"),
     "elements of rows put among others": (f"i {_C}[0]> () j = Reshape (i, t) t {_C}[1, 1, 1]> () u = Cast <to = 1> (j) y = ScatterElements <axis = 2> (x, j, u)", "ScatterElements y puts elements of rows among elements that have none"),
+    "a bias with rows in another order": (f"z {_C}[-1, 4, 1]> () q = Reshape (x, z) t = Transpose <perm = [0, 2, 1]> (x) s = MatMul (t, x) o {_C}[1]> () "
+        "u = Unsqueeze (s, o) b = Concat <axis = 0> (u, u, u) y = com.microsoft.MultiHeadAttention <num_heads = 1> (q, q, q, , , b)",
+        "com.microsoft.MultiHeadAttention y combines rows that are merged with other axes in different ways"),
+    "each row's own index, into another axis": (f"o {_C}[1]> () t = Transpose <perm = [1, 0, 2]> (x) s = Shape <end = 1> (x) n = Squeeze (s) z = Constant <value_int = 0> () "
+        "a = Constant <value_int = 1> () r = Range (z, n, a) i = Unsqueeze (r, o) j = Concat <axis = -1> (i) y = GatherND <batch_dims = 1> (t, j)",
+        "GatherND y depends on the indices of rows in the batch"),
     "a size that depends on values": ("n = NonZero (x) y = Cast <to = 1> (n)", "NonZero n computes a shape that depends on the rows' values"),
     "squeezed without axes": ("y = Squeeze (x)", "Squeeze y removes the batch axis if there is one row"),
     "a zero point for each column, if rows are columns": (f"o {_C}[1]> () m = ReduceMax <keepdims = 0> (x, o) t = Transpose <perm = [1, 0]> (m) "

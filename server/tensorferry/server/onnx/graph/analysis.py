@@ -163,9 +163,13 @@ def _input(declared: onnx.ValueInfoProto, batched: bool) -> Value:
             shape.append(dim.dim_value)
         else:
             # By ONNX's rules, axes with the same name have the same length. A request that breaks this rule runs alone.
-            name = dim.dim_param or f"{declared.name}[{axis}]"
-            # A name that looks like a computed size is quoted.
-            shape.append(of_symbol(Symbol(name if name.isidentifier() and name != ROWS.name else repr(name))))
+            name = dim.dim_param
+            if not name:
+                name = f"{declared.name!r}[{axis}]"
+            elif not name.isidentifier() or name == ROWS.name:
+                # So it does not look like a computed size, or one without a name.
+                name = repr(name)
+            shape.append(of_symbol(Symbol(name)))
     if not batched:
         return Value(tuple(shape), value_dependent=True)
     return Value((NUMBER_OF_ROWS, *shape[1:]), RowAxis(0), value_dependent=True)

@@ -20,6 +20,15 @@ _SMALL = 256
 # Tensor fields with more bytes are left out; 256 numbers need fewer.
 _LARGE = 4096
 
+# Arithmetic on numbers of other datatypes may wrap around or be rounded, and none of them is an axis or a size.
+_KEPT = (
+    onnx.TensorProto.BOOL,
+    onnx.TensorProto.INT32,
+    onnx.TensorProto.INT64,
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.DOUBLE,
+)
+
 # Nested messages by field number.
 _INSIDE: dict[str, dict[int, str]] = {
     "model": {7: "graph", 25: "function"},
@@ -198,19 +207,15 @@ def constant(tensor: onnx.TensorProto) -> Value:
 
 
 def _content(tensor: onnx.TensorProto, shape: tuple[int, ...]) -> Value | None:
-    if math.prod(shape) > _SMALL or tensor.data_type == onnx.TensorProto.STRING:
+    if math.prod(shape) > _SMALL or tensor.data_type not in _KEPT:
         return None
     if external_data_helper.uses_external_data(tensor):
         return None
     try:
         array = numpy_helper.to_array(tensor)
-    except Exception:  # a datatype that this version of onnx lacks, or data in another file
+    except Exception:  # data of another length
         return None
-    # Arithmetic on other numbers may wrap around or be rounded, and none of them is an axis or a size.
-    if (
-        array.dtype.kind not in "bif"
-        or array.dtype in (np.int8, np.int16, np.float16)
-        or array.shape != shape
-    ):
+    # NaN would be compared and ordered otherwise than in ONNX Runtime.
+    if array.shape != shape or np.isnan(array).any():
         return None
     return Value(shape, content=array.astype(object))

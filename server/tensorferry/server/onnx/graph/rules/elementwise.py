@@ -108,9 +108,10 @@ def _converted(content: Content, to: object) -> Content | None:
                     require_exact(converted)
             except (ArithmeticError, ValueError):
                 return None
-        elif convert is bool:
+        elif convert is bool or (convert is float and not is_size(number)):
+            # A fraction is rounded otherwise in the other datatype.
             return None
-        elif convert is int and not is_size(number):
+        elif not is_size(number):
             # It may be a fraction.
             result.flat[at] = unknown(f"int({number})", number, is_size=False)
     return result

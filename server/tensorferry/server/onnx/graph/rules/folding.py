@@ -38,15 +38,17 @@ def fold(node: Node) -> Content | None:
 
 def _one(name: str, compute: Callable[..., Any], numbers: list[Any]) -> Any:
     found = compute(*numbers)
-    if not isinstance(found, Product) and found not in (None, *numbers):
+    if found not in (None, *numbers):
         require_exact(found)
     return (
         unknown(f"{name}({','.join(map(str, numbers))})", *numbers, is_size=False) if found is None else found
     )
 
 
-def require_exact(number: float) -> None:
+def require_exact(number: float | Product) -> None:
     """Raise ArithmeticError if a datatype of the graph may hold another number: INT32 wraps around, FLOAT rounds."""
+    if isinstance(number, Product):
+        number = number.factor
     if isinstance(number, int):
         exact = abs(number) < 2**31
     else:
@@ -78,8 +80,8 @@ def _divided(a: Any, b: Any) -> Any:
 def _ratio(a: Any, b: Any) -> Any:
     # A number that is no size may be 0, and then the ratio of equal ones is not 1.
     found = quotient(a, b) if not isinstance(b, Product) or is_size(b) else None
-    if found is None and isinstance(a, Product) and isinstance(b, Product):
-        # An integer or a fraction: the two must not have the same name.
+    if not isinstance(found, Product) and isinstance(a, Product) and isinstance(b, Product):
+        # An integer or a fraction: the two must not have the same name, and divide others differently.
         raise ArithmeticError("the ratio depends on its datatype")
     return found
 

@@ -69,7 +69,7 @@ def gather_nd(node: Node) -> Value:
         raise UnknownEffect("takes indices of unknown length")
     reject_rows_on(indices, (len(at) - 1,), "takes indices along")
     new = (*at[:-1], *sizes[batch + width :])
-    if data.row_indices or (indices.row_indices and (data.rows is None or data.rows.axis < batch)):
+    if data.row_indices or (indices.row_indices and (batch or data.rows is None)):
         raise UnknownEffect(USES_ROW_INDICES)
     if data.rows is None:
         if indices.rows is not None and indices.rows.axis < batch:
@@ -81,7 +81,7 @@ def gather_nd(node: Node) -> Value:
             raise UnknownEffect("takes indices that have no rows beside data that has")
         return with_rows(new, data.rows)
     if indices.row_indices:
-        _check_own_rows(data, indices, axis - batch)
+        _check_own_rows(data, indices, axis)
         return with_rows(new, indices.rows)
     if axis < batch + width and indices.rows is None and indices.iterations:
         return Value(new, picked=indices.iterations)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tensorferry.server.onnx.graph.operators import MICROSOFT, Node, operator
 from tensorferry.server.onnx.graph.row_axis import (
     on_axis,
@@ -91,12 +89,8 @@ def fused_attention(node: Node) -> list[Value]:
 @operator("MultiHeadAttention", MICROSOFT)
 def multi_head_attention(node: Node) -> list[Value]:
     """Attention; inputs: query, key, value, bias, padding mask, bias of the scores, past key and value."""
-    bias = node.input(5) if node.has(5) else None
-    others = replace(node, inputs=[value if at != 5 else None for at, value in enumerate(node.inputs)])
-    rows = rows_on_axes(others, {0: 0, 1: 0, 2: 0, 4: 0, 6: 0, 7: 0})
+    rows = rows_on_axes(node, dict.fromkeys((0, 1, 2, 4, 5, 6, 7), 0), optional=(5,))
     _check_mask(node, 5)
-    if rows is None and bias is not None and bias.rows is not None:
-        raise UnknownEffect("has no rows in its query")
     cache = shaped(node, "0 ? ? ?", rows)
     return [shaped(node, "0 1 ?", rows), cache, cache][: node.outputs]
 

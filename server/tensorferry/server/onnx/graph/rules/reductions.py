@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from tensorferry.server.onnx.graph.row_axis import (
     rows_on_first_axis,
     with_rows,
 )
+from tensorferry.server.onnx.graph.rules.folding import require_exact
 from tensorferry.server.onnx.graph.sizes import Product, product
 from tensorferry.server.onnx.graph.values import Content, MixesRows, UnknownEffect, Value, of_content
 
@@ -73,12 +74,23 @@ def _reduced(node: Node, axes: Collection[int]) -> Value:
 
 def _of_all(content: Content, name: str) -> Content | None:
     numbers = list(content.flat)
-    compute: Mapping[str, Callable[[list[Any]], Any]] = {"ReduceMax": max, "ReduceMin": min, "ReduceSum": sum}
-    if name == "ReduceProd" and all(isinstance(one, (int, Product)) for one in numbers):
-        return np.array(product(*numbers), object)
-    if any(isinstance(one, Product) for one in numbers) or not numbers or name not in compute:
+    made: Any
+    if (
+        name in ("ReduceMax", "ReduceMin")
+        and numbers
+        and not any(isinstance(one, Product) for one in numbers)
+    ):
+        made = max(numbers) if name == "ReduceMax" else min(numbers)
+    # Sums and products of floats are rounded in each step, in an unknown order.
+    elif name == "ReduceSum" and all(isinstance(one, int) for one in numbers):
+        made = sum(numbers)
+        require_exact(made)
+    elif name == "ReduceProd" and all(isinstance(one, (int, Product)) for one in numbers):
+        made = product(*numbers)
+        require_exact(made)
+    else:
         return None
-    return np.array(compute[name](numbers), object)
+    return np.array(made, object)
 
 
 @operator("Softmax LogSoftmax Hardmax")

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from onnx import numpy_helper
 
 from tensorferry.server.onnx.graph.model_file import constant
 from tensorferry.server.onnx.graph.operators import USES_ROW_INDICES, Node, axis_of, operator
 from tensorferry.server.onnx.graph.row_axis import rearranged, with_rows
+from tensorferry.server.onnx.graph.rules.folding import require_exact
 from tensorferry.server.onnx.graph.sizes import (
     NUMBER_OF_ROWS,
     Product,
@@ -42,10 +44,8 @@ def constant_of(node: Node) -> Value:
     for name, value in node.attributes.items():
         if name == "value":
             return constant(value)
-        if name in ("value_int", "value_float"):
-            return of_content(np.array(value, object))
-        if name in ("value_ints", "value_floats"):
-            return of_content(vector_of(value))
+        if name in ("value_int", "value_float", "value_ints", "value_floats"):
+            return constant(numpy_helper.from_array(np.array(value)))
         if name in ("value_string", "value_strings"):
             return Value(() if name == "value_string" else (len(value),))
     raise UnknownEffect("has no tensor of a known kind")
@@ -222,7 +222,10 @@ def numbers_in_a_range(node: Node) -> Value:
     count = max(math.ceil((limit - start) / delta), 0)
     if count > _MOST:
         return Value((count,))
-    return of_content(vector_of(start + at * delta for at in range(count)))
+    numbers = [start + at * delta for at in range(count)]
+    for number in (limit - start, *numbers):
+        require_exact(number)
+    return of_content(vector_of(numbers))
 
 
 @operator("Tile", shape_inputs=(1,))
