@@ -26,6 +26,8 @@ from tensorferry.server.onnx.graph.model_file import (
 _MOST_BYTES = 2**31 - 2**20
 # The tensor of a copy with the number of rows.
 _ROWS = "batch:rows"
+# The end of an axis.
+_END = 2**31 - 1
 
 
 class NotFreed(Exception):
@@ -45,7 +47,8 @@ class MovedAxis:
     rank: int
 
 
-# Changes of a node of the main graph, which `node` names by its first output.
+# Changes of a node of the main graph, which `node` names by its first output. `apply` changes the node, and returns nodes
+# that compute its new inputs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,23 @@ class NewTarget:
     node: str
     sizes: tuple[int, ...]
 
+    def apply(self, graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Set the target."""
+        name = f"{self.node}:rows"
+        computed, node.input[1] = node.input[1], name
+        # 0 copies a size only without it.
+        _set_attributes(node, [one for one in node.attribute if one.name != "allowzero"])
+        if self.sizes:
+            _add_constant(graph, name, self.sizes)
+            return []
+        parts = {"zero": [0], "start": [1], "end": [_END]}
+        zero, *bounds = (_add_constant(graph, f"{name}:{part}", numbers) for part, numbers in parts.items())
+        rest = f"{name}:rest"
+        return [
+            helper.make_node("Slice", [computed, *bounds], [rest], name=rest),
+            helper.make_node("Concat", [zero, rest], [name], axis=0, name=name),
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class NewSizes:
@@ -65,6 +85,11 @@ class NewSizes:
 
     node: str
     sizes: tuple[int, ...]
+
+    def apply(self, graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Set the sizes."""
+        node.input[3] = f"{self.node}:sizes"
+        return [_sizes(graph, node.input[3], self.sizes)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +99,34 @@ class GatherInRows:
     node: str
     row: tuple[int, ...]
 
+    def apply(self, graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Separate the rows, and take the indices of the only row in the file."""
+        name = self.node
+        data, indices = node.input
+        node.input[:] = [f"{name}:data", f"{name}:indices"]
+        _set_attributes(node, [helper.make_attribute("axis", 1)])
+        target = _add_constant(graph, f"{name}:target", [-1, *self.row])
+        first = _add_constant(graph, f"{name}:first", 0)
+        return [
+            helper.make_node("Reshape", [data, target], [node.input[0]], name=node.input[0]),
+            helper.make_node("Gather", [indices, first], [node.input[1]], axis=0, name=node.input[1]),
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class GatherInBatch:
     """A GatherND has an axis of the batch, in place of indices on axis 0."""
 
     node: str
+
+    def apply(self, graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Leave out the indices on axis 0."""
+        name = f"{self.node}:indices"
+        indices, node.input[1] = node.input[1], name
+        _set_attributes(node, [helper.make_attribute("batch_dims", 1)])
+        parts = {"start": [1], "end": [_END], "axis": [-1]}
+        bounds = [_add_constant(graph, f"{name}:{part}", numbers) for part, numbers in parts.items()]
+        return [helper.make_node("Slice", [indices, *bounds], [name], name=name)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +140,16 @@ class RepeatedInput:
     number: int
     axis: int
     rank: int
+
+    def apply(self, graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Repeat the input."""
+        name = f"{self.node}:input{self.number}"
+        own, node.input[self.number] = node.input[self.number], name
+        sizes = [0 if axis == self.axis else 1 for axis in range(self.rank)]
+        return [
+            _sizes(graph, f"{name}:repeats", sizes),
+            helper.make_node("Tile", [own, f"{name}:repeats"], [name], name=name),
+        ]
 
 
 NodeChange = NewTarget | NewSizes | GatherInRows | GatherInBatch | RepeatedInput
@@ -199,30 +256,14 @@ def _apply(model: onnx.ModelProto, freed: FreedRows) -> None:
     for change in freed.nodes:
         changes.setdefault(change.node, []).append(change)
     counts_rows = any(isinstance(change, NewSizes | RepeatedInput) for change in freed.nodes)
-    nodes = list(_count_rows(graph, freed.inputs[0])) if counts_rows else []
+    nodes = _count_rows(graph, freed.inputs[0]) if counts_rows else []
     for node in graph.node:
         for change in changes.get(node.output[0], ()) if node.output else ():
-            nodes += _changed(graph, node, change)
+            nodes += change.apply(graph, node)
         nodes.append(node)
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in _used(graph, nodes)]
     del graph.node[:]
     graph.node.extend(copies)
-
-
-def _changed(graph: onnx.GraphProto, node: onnx.NodeProto, change: NodeChange) -> Iterable[onnx.NodeProto]:
-    """Change a node; return nodes that compute its new inputs."""
-    match change:
-        case NewTarget():
-            return _retarget(graph, node, change.sizes)
-        case NewSizes():
-            node.input[3] = f"{change.node}:sizes"
-            return [_sizes(graph, node.input[3], change.sizes)]
-        case GatherInRows():
-            return _gather_in_rows(graph, node, change.row)
-        case GatherInBatch():
-            return [_gather_in_batch(graph, node)]
-        case RepeatedInput():
-            return _repeat(graph, node, change)
 
 
 def _move(graph: onnx.GraphProto, value: onnx.ValueInfoProto, moved: MovedAxis, *, is_input: bool) -> None:
@@ -295,35 +336,20 @@ def _forget_shapes(graph: onnx.GraphProto, *, nested: bool) -> None:
             _forget_shapes(inner, nested=True)
 
 
-def _retarget(
-    graph: onnx.GraphProto, node: onnx.NodeProto, target: Sequence[int]
-) -> Iterable[onnx.NodeProto]:
-    """Give a Reshape or an Expand a new target; return the nodes that compute it, if its sizes are computed."""
-    name = f"{node.output[0]}:rows"
-    computed, node.input[1] = node.input[1], name
-    # 0 copies a size only without it.
-    kept = [attribute for attribute in node.attribute if attribute.name != "allowzero"]
+def _set_attributes(node: onnx.NodeProto, attributes: Sequence[onnx.AttributeProto]) -> None:
     del node.attribute[:]
-    node.attribute.extend(kept)
-    if target:
-        graph.initializer.append(numpy_helper.from_array(np.array(target, np.int64), name))
-        return []
-    parts = {"zero": [0], "start": [1], "end": [2**31 - 1]}
-    graph.initializer.extend(
-        numpy_helper.from_array(np.array(numbers, np.int64), f"{name}:{part}")
-        for part, numbers in parts.items()
-    )
-    rest = f"{name}:rest"
-    return [
-        helper.make_node("Slice", [computed, f"{name}:start", f"{name}:end"], [rest], name=rest),
-        helper.make_node("Concat", [f"{name}:zero", rest], [name], axis=0, name=name),
-    ]
+    node.attribute.extend(attributes)
 
 
-def _count_rows(graph: onnx.GraphProto, batched: str) -> Iterable[onnx.NodeProto]:
+def _add_constant(graph: onnx.GraphProto, name: str, numbers: int | Sequence[int]) -> str:
+    """Add integers as an initializer; return its name."""
+    graph.initializer.append(numpy_helper.from_array(np.array(numbers, np.int64), name))
+    return name
+
+
+def _count_rows(graph: onnx.GraphProto, batched: str) -> list[onnx.NodeProto]:
     """Return nodes that compute the number of rows of an input."""
-    axis, shape = f"{_ROWS}:axis", f"{_ROWS}:shape"
-    graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), axis))
+    shape, axis = f"{_ROWS}:shape", _add_constant(graph, f"{_ROWS}:axis", [0])
     return [
         helper.make_node("Shape", [batched], [shape], name=shape),
         helper.make_node("Gather", [shape, axis], [_ROWS], name=_ROWS),
@@ -333,54 +359,6 @@ def _count_rows(graph: onnx.GraphProto, batched: str) -> Iterable[onnx.NodeProto
 def _sizes(graph: onnx.GraphProto, name: str, sizes: Sequence[int]) -> onnx.NodeProto:
     """Return a node that makes a vector of sizes, in which 0 stands for the number of rows."""
     at = sizes.index(0)
-    parts = {f"{name}:before": sizes[:at], f"{name}:behind": sizes[at + 1 :]}
-    graph.initializer.extend(
-        numpy_helper.from_array(np.array(numbers, np.int64), part) for part, numbers in parts.items()
-    )
-    before, behind = parts
+    before = _add_constant(graph, f"{name}:before", sizes[:at])
+    behind = _add_constant(graph, f"{name}:behind", sizes[at + 1 :])
     return helper.make_node("Concat", [before, _ROWS, behind], [name], axis=0, name=name)
-
-
-def _repeat(graph: onnx.GraphProto, node: onnx.NodeProto, change: RepeatedInput) -> Iterable[onnx.NodeProto]:
-    """Repeat an input of a node for each row; return the nodes that do so."""
-    name = f"{change.node}:input{change.number}"
-    own, node.input[change.number] = node.input[change.number], name
-    sizes = [0 if axis == change.axis else 1 for axis in range(change.rank)]
-    return [
-        _sizes(graph, f"{name}:repeats", sizes),
-        helper.make_node("Tile", [own, f"{name}:repeats"], [name], name=name),
-    ]
-
-
-def _gather_in_rows(
-    graph: onnx.GraphProto, node: onnx.NodeProto, row: Sequence[int]
-) -> Iterable[onnx.NodeProto]:
-    """Let a Gather take the same parts of each row, of this shape; return the nodes that change its inputs."""
-    name = node.output[0]
-    data, indices = node.input
-    node.input[:] = [f"{name}:data", f"{name}:indices"]
-    del node.attribute[:]
-    node.attribute.append(helper.make_attribute("axis", 1))
-    numbers = {f"{name}:target": [-1, *row], f"{name}:first": 0}
-    graph.initializer.extend(
-        numpy_helper.from_array(np.array(value, np.int64), part) for part, value in numbers.items()
-    )
-    target, first = numbers
-    return [
-        helper.make_node("Reshape", [data, target], [node.input[0]], name=node.input[0]),
-        # The indices of the only row in the file.
-        helper.make_node("Gather", [indices, first], [node.input[1]], axis=0, name=node.input[1]),
-    ]
-
-
-def _gather_in_batch(graph: onnx.GraphProto, node: onnx.NodeProto) -> onnx.NodeProto:
-    """Let a GatherND take its indices behind axis 0 from each row; return the node that takes those of axis 0 away."""
-    name = f"{node.output[0]}:indices"
-    indices, node.input[1] = node.input[1], name
-    del node.attribute[:]
-    node.attribute.append(helper.make_attribute("batch_dims", 1))
-    numbers = {f"{name}:start": 1, f"{name}:end": 2**31 - 1, f"{name}:axis": -1}
-    graph.initializer.extend(
-        numpy_helper.from_array(np.array([value], np.int64), part) for part, value in numbers.items()
-    )
-    return helper.make_node("Slice", [indices, *numbers], [name], name=name)

@@ -9,12 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorferry.server.onnx.graph.operators import MICROSOFT, Node, operator
-from tensorferry.server.onnx.graph.row_axis import (
-    reject_rows_on,
-    require_rows_only_in,
-    rows_on_first_axis,
-    with_rows,
-)
+from tensorferry.server.onnx.graph.row_axis import rows_on_first_axis, with_rows
 from tensorferry.server.onnx.graph.rules.per_row import shaped
 from tensorferry.server.onnx.graph.sizes import Size, is_size, product
 from tensorferry.server.onnx.graph.values import MixesRows, RowProblems, UnknownEffect, Value
@@ -190,11 +185,3 @@ def _scales(node: Node) -> tuple[list[Any] | None, list[Any] | None]:
     # An empty tensor means that the input is left out.
     wanted = node.sizes("sizes", 3)
     return (None, wanted) if wanted else (node.sizes("scales", 2), None)
-
-
-@operator("ImageDecoder", shape_from_values=True)
-def image_decoder(node: Node) -> Value:
-    """Decode one image from the bytes of one file."""
-    reject_rows_on(node.input(0), (0,), "reads one file along")
-    require_rows_only_in(node)
-    return Value((*node.fresh_shape(2), 3))

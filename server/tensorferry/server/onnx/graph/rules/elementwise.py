@@ -15,7 +15,6 @@ from tensorferry.server.onnx.graph.rules.folding import fold, require_exact
 from tensorferry.server.onnx.graph.sizes import Product, is_size, unknown
 from tensorferry.server.onnx.graph.values import (
     Content,
-    MixesRows,
     RowProblems,
     UnknownEffect,
     Value,
@@ -131,12 +130,3 @@ def quantise(node: Node) -> Value:
         if scales and scales[0] != 1:
             reject_rows_on(value, (int(node.attribute("axis", 1)) % len(value.sizes),), "has scales along")
     return broadcast([value])
-
-
-@operator("DynamicQuantizeLinear")
-def quantise_dynamically(node: Node) -> list[Value]:
-    """Quantise with one scale for all elements, from the smallest and the greatest."""
-    value = node.input(0)
-    if value.rows is not None:
-        raise MixesRows("takes one scale from the values of all rows (dynamic quantisation)")
-    return [Value(value.shape), Value(()), Value(())]

@@ -88,9 +88,12 @@ operator("MaxUnpool", shape_inputs=(2,))(
     without_rows("?*", why="takes indices that count through the whole batch")
 )
 _mixing = partial(without_rows, error=MixesRows)
-operator("DynamicQuantizeLSTM", MICROSOFT)(
-    _mixing("...", "...", "...", why="takes one scale from the values of all rows (dynamic quantisation)")
+_dynamically_quantised = partial(
+    _mixing, why="takes one scale from the values of all rows (dynamic quantisation)"
 )
+operator("DynamicQuantizeLinear")(_dynamically_quantised("*", "", ""))
+operator("DynamicQuantizeLSTM", MICROSOFT)(_dynamically_quantised("...", "...", "..."))
+operator("ImageDecoder", shape_from_values=True)(_mixing("? ? =3", why="reads one file along the batch axis"))
 operator("EyeLike", shape_only=True)(_mixing("*", why="makes a diagonal across the batch axis"))
 operator("StringSplit", shape_from_values=True)(
     _mixing("* ?", "*", why="makes as many parts as the longest string of all rows has")
