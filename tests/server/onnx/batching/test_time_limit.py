@@ -54,24 +54,20 @@ def test_rows_on_which_a_model_never_ends_are_left_out(tmp_path: Path) -> None:
     assert "depends on other rows" in found.reason
 
 
-# A function of x [batch, 8] of which each row takes long.
-Model = Callable[[Array], Array]
-
-
 class SlowModel:
-    """Rows of `row_seconds` each. `model` computes the outputs."""
+    """A function of x [batch, 8], of which each row takes `row_seconds`."""
 
-    def __init__(self, model: Model, row_seconds: float = 0.5) -> None:
+    def __init__(self, model: Callable[[Array], Array], row_seconds: float = 0.5) -> None:
         self.now = 0.0
         self.sizes: list[int] = []
         self._model = model
         self._row_seconds = row_seconds
 
-    def __call__(self, x: Array) -> Array:
-        self.sizes.append(len(x))
-        self.now += self._row_seconds * len(x)
+    def _run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        self.sizes.append(len(inputs["x"]))
+        self.now += self._row_seconds * len(inputs["x"])
         with np.errstate(all="ignore"):
-            return self._model(x)
+            return {"y": self._model(inputs["x"])}
 
     def compared(self, *, thorough: bool) -> RowComparison:
         def clock() -> float:
@@ -79,7 +75,7 @@ class SlowModel:
 
         made = signature(spec("x", "FP32", "batch", 8), outputs=(spec("y", "FP32", "batch", 8),))
         settings = ComparisonSettings(thorough=thorough, clock=clock, budget=LoadBudget(1.0, clock))
-        return compare_rows(made, lambda inputs: {"y": self(inputs["x"])}, settings)
+        return compare_rows(made, self._run, settings)
 
 
 def test_a_slow_model_that_is_proved_runs_two_rows_together() -> None:
@@ -107,7 +103,7 @@ def test_a_slow_model_that_must_be_tested_is_not_finished() -> None:
     ],
 )
 def test_mixing_of_two_rows_is_found_in_slow_models(
-    model: Model, outcome: ComparisonOutcome, thorough: bool
+    model: Callable[[Array], Array], outcome: ComparisonOutcome, thorough: bool
 ) -> None:
     assert SlowModel(model).compared(thorough=thorough).outcome is outcome
 

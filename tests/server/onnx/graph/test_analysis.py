@@ -6,14 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from server.onnx.graph.build import analysed, model
 
-from tensorferry.server.onnx.graph import BatchAnalysis, RowMixing, analyse_batching
-
-
-def test_elementwise_operators_keep_rows_separate(tmp_path: Path) -> None:
-    text = "g (float[N, 4] x) => (float[N, 4] y) { t = Relu(x) \n y = Add(t, x) }"
-    assert analysed(tmp_path, text) == BatchAnalysis(RowMixing.SEPARATE)
+from tensorferry.server.onnx.graph import RowMixing, analyse_batching
 
 
 def test_rows_against_another_axis_mix(tmp_path: Path) -> None:
@@ -51,6 +47,24 @@ def test_a_constant_in_another_file_is_read_again_if_that_is_replaced(tmp_path: 
     (tmp_path / "new").write_bytes(np.array([1, -1]).tobytes())
     (tmp_path / "new").rename(weights)
     assert analyse_batching(path, ["x"]).finding is not RowMixing.SEPARATE
+
+
+_REVERSED = {
+    "inputs": "a = Relu (x) b = Neg (a) y = Add (a, b)",
+    "taken by a subgraph": "a = Relu (x) y = If (c) <then_branch = p () => (q) { q = Neg (a) }, else_branch = r () => (s) { s = Abs (a) }>",
+    "a cycle": "a = Add (x, b) b = Relu (a) y = Neg (b)",
+}
+
+
+@pytest.mark.parametrize("case", _REVERSED)
+def test_nodes_are_sorted_as_onnx_runtime_does_for_its_fp16_converter(case: str, tmp_path: Path) -> None:
+    made = model(f"g (float[N, 4] x, bool c) => (float[N, 4] y) {{ {_REVERSED[case]} }}")
+    nodes = list(made.graph.node)[::-1]
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    onnx.save(made, tmp_path / "m.onnx")
+    wanted = RowMixing.UNKNOWN if case == "a cycle" else RowMixing.SEPARATE
+    assert analyse_batching(tmp_path / "m.onnx", ["x"]).finding is wanted
 
 
 def test_a_file_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:

@@ -8,14 +8,43 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from server.onnx.graph.build import model as graph
 from server.onnx.graph.test_free_rows import TRAPS, saved, weights
 
 from tensorferry.server.onnx.graph.rewriting.batch_first import batch_first as batch_first_in_time
 from tensorferry.server.onnx.graph.rewriting.changes import FreedRows, MovedAxis, NotFreed, write_freed
 
-# Graphs that have no batch axis at all.
-WITHOUT = ("softmax over the rows", "output without rows")
+REFUSED = {
+    "softmax over the rows": TRAPS["softmax over the rows"],
+    "output without rows": TRAPS["output without rows"],
+    "no axis is the first of one input": "g (float[2, ?] x, float[2, ?] z) => (float[2, ?] y) { y = Add (x, z) }",
+    "its batch axis is the first": "g (float[batch, 3] x) => (float[batch, 3] y) { y = Neg (x) }",
+    "a target that depends on a length": """g (float[length, 1, 4] x) => (float[1, 1] y) {
+        turned = Transpose <perm = [1, 0, 2]> (x) shape = Shape <end = 1> (x) long = Greater (shape, fours) target = If (long) <
+            then_branch = a () => (int64[3] p) { p = Identity (row_of_pairs) },
+            else_branch = b () => (int64[3] f) { f = Identity (row_of_fours) }>
+        cut = Reshape (turned, target) most = ReduceMax <axes = [1], keepdims = 0> (cut)
+        y = ReduceSum <keepdims = 1> (most, ones)
+    }""",
+    # The Transpose of its output would fail for the other lengths, which the file takes.
+    "a rank that depends on a length": """g (float[length, 1, 4] x) => (float[?, ?, ?] y) {
+        shape = Shape <end = 1> (x) long = Greater (shape, fours) y = If (long) <
+            then_branch = a () => (float[?, ?, ?] squares) { squares = Mul (x, x) },
+            else_branch = b () => (float[?, ?] sums) { sums = ReduceSum <keepdims = 0> (x, second) }>
+    }""",
+}
+_BRANCHES = ", ".join(
+    f"{name} = {name} () => (float[1, 1, 8] {name}) {{ all_{name}, {name} = LSTM <hidden_size = 8> (x, w, r) }}"
+    for name in ("then_branch", "else_branch")
+)
+# Graphs x [5, 1, 4] → y with the axis of its rows.
+MOVED = {
+    "rows behind a fixed sequence": (TRAPS["rows on axis 1 of a fixed sequence"], 0),
+    "states of one row": (TRAPS["constant state of one row"], 0),
+    "a graph inside a node": (
+        f"g (float[5, 1, 4] x) => (float[1, 1, 8] y) {{ y = If (yes) <{_BRANCHES}> }}",
+        1,
+    ),
+}
 
 
 def batch_first(path: Path) -> FreedRows:
@@ -51,12 +80,6 @@ def test_rows_together_get_the_answers_of_the_file(rows: int | str, tmp_path: Pa
             np.testing.assert_allclose(np.moveaxis(whole[at : at + 1], 0, 1), right, rtol=1e-5, atol=1e-6)
 
 
-def test_without_names_an_axis_is_the_first_of_one_input(tmp_path: Path) -> None:
-    text = "g (float[2, ?] x, float[2, ?] z) => (float[2, ?] y) { y = Add (x, z) }"
-    with pytest.raises(NotFreed):
-        batch_first(saved(tmp_path, text))
-
-
 def test_an_output_may_be_declared_with_another_rank(tmp_path: Path) -> None:
     """ddddocr's recognition declares [1, n] for [n, 1, classes]."""
     path = streaming(tmp_path)
@@ -72,74 +95,21 @@ def test_an_output_may_be_declared_with_another_rank(tmp_path: Path) -> None:
     assert len(declared.type.tensor_type.shape.dim) == 3
 
 
-def test_the_batch_axis_may_be_behind_a_fixed_sequence(tmp_path: Path) -> None:
-    path = saved(tmp_path, TRAPS["rows on axis 1 of a fixed sequence"])
-    assert batch_first(path) == FreedRows(("x",), axes=(MovedAxis("x", 1, 3),))
-
-
-def test_states_of_one_row_are_repeated(tmp_path: Path) -> None:
-    path = saved(tmp_path, TRAPS["constant state of one row"])
-    write_freed(path, batch_first(path), tmp_path / "first.onnx")
-    x = weights(3, 5, 4)
-    (got,) = onnxruntime.InferenceSession(tmp_path / "first.onnx").run(None, {"x": x})
-    own = onnxruntime.InferenceSession(path)
-    right = [own.run(None, {"x": row[:, None]})[0] for row in x]
-    np.testing.assert_allclose(got, np.concatenate(right), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", WITHOUT)
-def test_a_graph_whose_rows_would_mix_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(NotFreed) as refused:
-        batch_first(saved(tmp_path, TRAPS[name]))
-    assert refused.value.reasons
-
-
-def test_a_graph_whose_batch_axis_is_the_first_is_not_changed(tmp_path: Path) -> None:
-    path = saved(tmp_path, "g (float[batch, 3] x) => (float[batch, 3] y) { y = Neg (x) }")
-    with pytest.raises(NotFreed):
-        batch_first(path)
-
-
-def test_a_graph_inside_a_node_uses_the_moved_input(tmp_path: Path) -> None:
-    branches = ", ".join(
-        f"{name} = {name} () => (float[1, 1, 8] {name}) {{ all_{name}, {name} = LSTM <hidden_size = 8> (x, w, r) }}"
-        for name in ("then_branch", "else_branch")
-    )
-    path = saved(tmp_path, f"g (float[5, 1, 4] x) => (float[1, 1, 8] y) {{ y = If (yes) <{branches}> }}")
+@pytest.mark.parametrize("case", MOVED)
+def test_rows_of_a_fixed_sequence_get_the_answers_of_the_file(case: str, tmp_path: Path) -> None:
+    text, axis = MOVED[case]
+    path = saved(tmp_path, text)
     moved = batch_first(path)
-    assert moved.axes == (MovedAxis("x", 1, 3), MovedAxis("y", 1, 3))
+    assert moved.axes == (MovedAxis("x", 1, 3), *([MovedAxis("y", axis, 3)] if axis else []))
     write_freed(path, moved, tmp_path / "first.onnx")
     x = weights(3, 5, 4)
     (got,) = onnxruntime.InferenceSession(tmp_path / "first.onnx").run(None, {"x": x})
-    (right,) = onnxruntime.InferenceSession(path).run(None, {"x": np.moveaxis(x[1:2], 0, 1)})
-    np.testing.assert_allclose(np.moveaxis(got[1:2], 0, 1), right, rtol=1e-5, atol=1e-6)
+    own = onnxruntime.InferenceSession(path)
+    right = [np.moveaxis(own.run(None, {"x": row[:, None]})[0], axis, 0) for row in x]
+    np.testing.assert_allclose(got, np.concatenate(right), rtol=1e-5, atol=1e-6)
 
 
-def test_a_target_that_depends_on_a_length_is_not_replaced_by_that_of_one_length(tmp_path: Path) -> None:
-    text = """g (float[length, 1, 4] x) => (float[1, 1] y) {
-        turned = Transpose <perm = [1, 0, 2]> (x) shape = Shape (x) length = Gather (shape, zero)
-        long = Greater (length, ten) target = If (long) <
-            then_branch = a () => (int64[3] p) { p = Identity (pairs) },
-            else_branch = b () => (int64[3] f) { f = Identity (fours) }>
-        cut = Reshape (turned, target) most = ReduceMax <axes = [1], keepdims = 0> (cut)
-        y = ReduceSum <keepdims = 1> (most, one)
-    }"""
-    numbers = {"ten": np.int64(10), "pairs": np.array([1, -1, 2]), "fours": np.array([1, -1, 4])}
-    path = tmp_path / "m.onnx"
-    onnx.save(graph(text, 17, {"zero": 0, "one": np.array([1]), **numbers}), path)
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_graph_whose_rows_would_mix_or_that_needs_no_change_is_refused(case: str, tmp_path: Path) -> None:
     with pytest.raises(NotFreed):
-        batch_first(path)
-
-
-def test_an_output_whose_rank_depends_on_a_length_is_not_moved(tmp_path: Path) -> None:
-    """Its Transpose would fail for the other lengths, which the file takes."""
-    text = """g (float[length, 1, 4] x) => (float y) {
-        shape = Shape (x) length = Gather (shape, zero) long = Greater (length, ten) y = If (long) <
-            then_branch = a () => (float[?, ?, ?] squares) { squares = Mul (x, x) },
-            else_branch = b () => (float[?, ?] sums) { sums = ReduceSum <keepdims = 0> (x, last) }>
-    }"""
-    made = graph(text, 17, {"zero": 0, "ten": np.int64(10), "last": np.array([2])})
-    made.graph.output[0].type.tensor_type.ClearField("shape")
-    onnx.save(made, tmp_path / "m.onnx")
-    with pytest.raises(NotFreed, match="output y has another rank or batch axis for other lengths"):
-        batch_first(tmp_path / "m.onnx")
+        batch_first(saved(tmp_path, REFUSED[case]))

@@ -65,6 +65,8 @@ CONSTANTS = {
     "columns": np.random.default_rng(0).integers(0, 4, (2, 4, 4)),
     "second": i64(2),
     "two_rows": i64(2, 8),
+    "row_of_pairs": i64(1, -1, 2),
+    "row_of_fours": i64(1, -1, 4),
 }
 
 _LSTM = " => (float[1, 8] y) { steps, last = LSTM <hidden_size = 8> (x, w, r, b) y = Squeeze (last, zero) }"
@@ -99,8 +101,6 @@ FREE = {
     "{ c = Reshape (table, row_of_24) y = Add (x, c) }",
     "class token": _LARGER + " { y = Concat <axis = 1> (token, x) }",
     "class token, expanded to one row": _LARGER + " { e = Expand (token, token_shape) y = Concat <axis = 1> (e, x) }",
-    "constant reshaped to one row, joined": "g (float[1, 24] x) => (float[1, 48] y) "
-    "{ c = Reshape (table, row_of_24) y = Concat <axis = 1> (c, x) }",
     "types of one row": "g (float[1, 8] x) => (float[1, 8] y) { i = ArgMax <axis = 1> (x) "
     "t = GatherElements <axis = 1> (types, i) y = Add (x, t) }",
     "grid of one row": "g (float[1, 1, 4, 4] x) => (float[1, 1, 4, 4] y) { y = GridSample (x, grid) }",
@@ -159,19 +159,16 @@ def test_rows_together_get_the_answers_of_the_file(name: str, tmp_path: Path) ->
     path = saved(tmp_path, FREE[name])
     target = freed_file(path, tmp_path / "free.onnx")
     own, free = onnxruntime.InferenceSession(path), onnxruntime.InferenceSession(target)
-    shapes = {
-        one.name: [5 if isinstance(size, str) else size for size in one.shape] for one in own.get_inputs()
-    }
     generator = np.random.default_rng(1)
-    rows = [
-        {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-        for _ in range(3)
-    ]
-    alone = [own.run(None, row)[0] for row in rows]
-    (together,) = free.run(None, {name: np.concatenate([row[name] for row in rows]) for name in shapes})
-    np.testing.assert_allclose(together, np.concatenate(alone), rtol=1e-6)
-    for row, answer in zip(rows, alone, strict=True):
-        np.testing.assert_allclose(free.run(None, row)[0], answer, rtol=1e-6)
+    inputs = {}
+    for one in own.get_inputs():
+        shape = [3, *(5 if isinstance(size, str) else size for size in one.shape[1:])]
+        inputs[one.name] = generator.standard_normal(shape).astype(np.float32)
+    (together,) = free.run(None, inputs)
+    for at in range(3):
+        row = {name: array[at : at + 1] for name, array in inputs.items()}
+        for answer in (together[at : at + 1], free.run(None, row)[0]):
+            np.testing.assert_allclose(answer, own.run(None, row)[0], rtol=1e-6)
 
 
 def test_targets_are_changed_only_where_the_graph_is_not_proved_without(tmp_path: Path) -> None:
@@ -182,8 +179,8 @@ def test_targets_are_changed_only_where_the_graph_is_not_proved_without(tmp_path
 
 def test_what_callers_may_set_is_fixed_only_where_the_graph_is_not_proved_without(tmp_path: Path) -> None:
     assert free_rows(saved(tmp_path, FREE["target that callers may set"])).keeps_defaults
-    weights_too = "g (float[1, 3] x, float[3] w = {1, 2, 3}) => (float[1, 3] y) { y = Mul (x, w) }"
-    assert not free_rows(saved(tmp_path, weights_too)).keeps_defaults
+    weights_too = "g (float[1, 3] x, float[1] w = {2}) => (float[1, 3] y) { y = Mul (x, w) }"
+    assert free_rows(saved(tmp_path, weights_too)) == FreedRows(("x",))
 
 
 def test_targets_that_are_constant_but_for_the_rows_are_not_computed_in_each_run(tmp_path: Path) -> None:
@@ -232,31 +229,14 @@ def test_weights_outside_the_models_folder_are_refused(tmp_path: Path) -> None:
         write_freed(path, FreedRows(("x",)), tmp_path / "free.onnx")
 
 
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    """Encrypted models, and those in ONNX Runtime's own format."""
-    encrypted, own = tmp_path / "m.onnx", tmp_path / "m.ort"
-    for path in (encrypted, own):
-        path.write_bytes(b"\x99" * 64)
-        with pytest.raises(NotFreed, match=r"is not an ONNX model|own format"):
-            free_rows(path)
+def test_a_file_that_cannot_be_read_or_that_protobuf_cannot_hold_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
     with pytest.raises(NotFreed, match="cannot be read"):
-        free_rows(tmp_path / "missing.onnx")
-
-
-def test_a_file_that_protobuf_cannot_hold_is_refused(tmp_path: Path) -> None:
-    large = tmp_path / "m.onnx"
-    with large.open("wb") as file:
+        free_rows(path)
+    with path.open("wb") as file:
         file.truncate(2**31)
     with pytest.raises(NotFreed, match="larger than 2 GB"):
-        free_rows(large)
-
-
-def test_weights_listed_as_inputs_keep_their_axis(tmp_path: Path) -> None:
-    path = saved(
-        tmp_path,
-        "g (float[1, 24] x, int64[1] ones) => (float[1, 24] y) { c = Cast <to = 1> (ones) y = Mul (x, c) }",
-    )
-    assert free_rows(path) == FreedRows(("x",))
+        free_rows(path)
 
 
 def test_the_axis_has_a_name_of_its_own(tmp_path: Path) -> None:
