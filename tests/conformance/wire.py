@@ -6,6 +6,7 @@ import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,6 @@ WINDOW = ("--max-queue-delay-ms", "5")
 _ANSWER_SECONDS = 60
 # The server's default of --max-queue-size.
 _MOST_ROWS = 4096
-
-# Reorders the rows of an array, which are on the axis.
-_Order = Callable[[Any, int], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +119,17 @@ class Asking:
         batching, axes = model.batching, model.axes
         wrong, refused, batch_requests = "", "", 0
         for data in case.data:
-            code, refused = _refusal(data, axes) if _batched(batching) else ("", "")
-            orders: Sequence[_Order] = (_as_it_is,)
+            refused = _refusal(data, axes) if _batched(batching) else ""
+            reordered = [data]
             if _batched(batching) and not refused:
-                orders = (_rolled, _as_it_is, _reversed, _as_it_is)
-            reordered = [_reordered(data, order, axes) for order in orders]
+                reordered = [
+                    _reordered(data, partial(np.roll, shift=1), axes),
+                    data,
+                    _reordered(data, np.flip, axes),
+                    data,
+                ]
             for asked, answer in zip(reordered, self._answers(case, reordered), strict=True):
-                found, together = (
-                    (_judge_refusal(code, answer), 0) if refused else _judge(case, asked, answer)
-                )
+                found, together = (_judge_refusal(answer), 0) if refused else _judge(case, asked, answer)
                 wrong = wrong or found
                 batch_requests = max(batch_requests, together)
         return Verdict(wrong, refused, batching, batch_requests)
@@ -153,26 +153,24 @@ def _input(name: str, array: Any) -> triton.InferInput:
     return tensor
 
 
-def _refusal(data: DataSet, axes: Mapping[str, int]) -> tuple[str, str]:
-    """Return code and reason with which a server refuses the data if it batches the model; "" if it
-    must not.
-    """
+def _refusal(data: DataSet, axes: Mapping[str, int]) -> str:
+    """Return why a server refuses the data if it batches the model; "" if it must not."""
     rows = {
         array.shape[axes[name]]
         for name, array in data.inputs.items()
         if name in axes and isinstance(array, np.ndarray)
     }
     if len(rows) > 1:
-        return "INVALID_ARGUMENT", f"inputs of a batched model have the same rows, these have {sorted(rows)}"
+        return f"inputs of a batched model have the same rows, these have {sorted(rows)}"
     if max(rows) > _MOST_ROWS:
-        return "INVALID_ARGUMENT", f"a request of {max(rows)} rows is more than the queue holds"
-    return "", ""
+        return f"a request of {max(rows)} rows is more than the queue holds"
+    return ""
 
 
-def _judge_refusal(code: str, answer: Any) -> str:
+def _judge_refusal(answer: Any) -> str:
     """Return what is wrong with the answer to data that the server must refuse."""
     status = answer.status() if isinstance(answer, InferenceServerException) else "an answer"
-    return "" if status == f"StatusCode.{code}" else f"expected {code}, got {status}"
+    return "" if status == "StatusCode.INVALID_ARGUMENT" else f"expected INVALID_ARGUMENT, got {status}"
 
 
 def _judge(case: Case, asked: DataSet, answer: Any) -> tuple[str, int]:
@@ -202,20 +200,13 @@ def _text(array: Array) -> Array:
     return texts
 
 
-def _reordered(data: DataSet, order: _Order, axes: Mapping[str, int]) -> DataSet:
+def _reordered(data: DataSet, order: Callable[..., Array], axes: Mapping[str, int]) -> DataSet:
+    """Return the data with the rows of each tensor in the order of a function with the argument `axis`."""
+
     def reordered(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: order(each, axes[name]) if name in axes else each for name, each in values.items()}
+        return {
+            name: np.ascontiguousarray(order(each, axis=axes[name])) if name in axes else each
+            for name, each in values.items()
+        }
 
     return DataSet(reordered(data.inputs), reordered(data.outputs))
-
-
-def _as_it_is(array: Array, axis: int) -> Array:
-    return array
-
-
-def _rolled(array: Array, axis: int) -> Array:
-    return np.roll(array, 1, axis)
-
-
-def _reversed(array: Array, axis: int) -> Array:
-    return np.ascontiguousarray(np.flip(array, axis))

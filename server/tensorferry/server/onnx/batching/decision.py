@@ -169,7 +169,7 @@ def decide_by_server_config(model: Candidate, rewriting: Sequence[str] = ()) -> 
     """
     name, max_batch_size = model.name, model.server_config.max_batch_size
     if max_batch_size == 0:
-        return model.unchecked(_switched_off("--max-batch-size 0"))
+        return model.unchecked(_unbatched(_off("--max-batch-size 0")))
     reason = model.signature.no_batch_axis_reason()
     if reason is not None:
         remedy = batch_axis_remedy(model.signature)
@@ -210,7 +210,7 @@ def decide_by_model_config(model: Candidate, requested: ModelConfig) -> Decided:
     name, max_batch_size = model.name, requested.max_batch_size
     explicit = requested.HasField("dynamic_batching")
     if max_batch_size == 0:
-        return model.unchecked(_switched_off("max_batch_size is 0 in its configuration"))
+        return model.unchecked(_unbatched(_off("max_batch_size is 0 in its configuration")))
     if not explicit and (is_complete(requested) or max_batch_size == 1):
         if max_batch_size > 1:
             _log.info(
@@ -219,8 +219,7 @@ def decide_by_model_config(model: Candidate, requested: ModelConfig) -> Decided:
                 name,
             )
         reason = "its configuration has no dynamic_batching"
-        found = BatchingFinding(BatchingVerdict.OFF, reason, None, remedies=remedies_for([reason]))
-        return model.unchecked(_each_alone(max_batch_size, found))
+        return model.unchecked(_each_alone(max_batch_size, _off(reason)))
     if model.policy == "trust":
         return model.unchecked(_trusted(model, max_batch_size))
     found = model.check(max_batch_size)
@@ -244,8 +243,8 @@ def decide_by_model_config(model: Candidate, requested: ModelConfig) -> Decided:
     return Decided(_each_alone(max_batch_size, found), found.working_size, found.seconds)
 
 
-def _switched_off(reason: str) -> BatchingDecision:
-    return _unbatched(BatchingFinding(BatchingVerdict.OFF, reason, None, remedies=remedies_for([reason])))
+def _off(reason: str) -> BatchingFinding:
+    return BatchingFinding(BatchingVerdict.OFF, reason, None, remedies=remedies_for([reason]))
 
 
 def _unbatched(found: BatchingFinding) -> BatchingDecision:
