@@ -70,9 +70,7 @@ def _generic(kind: str) -> str:
 
 
 def _short(error: Exception) -> str:
-    """Return ONNX Runtime's reason without the source location, which is a file and a function's
-    signature.
-    """
+    """Return ONNX Runtime's reason without the location in its source."""
     text = " ".join(str(error).split()).removeprefix("[ONNXRuntimeError] : ")
     place = re.search(r"\S*/\S+\.(cc|h|hpp|cpp):\d+ ", text)
     if place is not None:

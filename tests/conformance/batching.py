@@ -130,9 +130,7 @@ def _node_of(reason: str) -> str:
 
 
 def variants(case: Case) -> Iterator[Model]:
-    """Return the case with all first axes dynamic; and with only that of its first input, the other
-    inputs being constants.
-    """
+    """Yield the case with all first axes dynamic, and with that of its first input, beside constants."""
     data = case.data[0] if case.data else None
     if data is None or not all(isinstance(value, np.ndarray) for value in data.inputs.values()):
         return
@@ -169,9 +167,7 @@ def compare(model: Model) -> Compared:
 
 
 def _tried_rows(path: Path) -> str | None:
-    """Return how rows change with their neighbours, with the rows of the server's own check; as in
-    `Compared`.
-    """
+    """Return `Compared.mixing` with the rows of the server's own check."""
     session = batchable(path)
     if session is None:
         return None
@@ -240,16 +236,12 @@ def _differs(expected: Array, got: Array) -> bool:
 def _draws(given: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
     """Return rows of the case in other orders, with other magnitudes, constants, NaN and infinity."""
     generator = np.random.default_rng(1)
-    order = {
-        name: array[generator.integers(0, len(array), _ROWS)] for name, array in given.items() if len(array)
-    }
-    if len(order) < len(given):
+    if not all(map(len, given.values())):
         return
+    order = {name: array[generator.integers(0, len(array), _ROWS)] for name, array in given.items()}
     yield order
     yield {name: _mixed(array, generator) for name, array in order.items()}
-    scales = np.array([1.0, 0.0, 1e3, -1.0, 1e-3, 7.0])
-    changed = {name: _scaled(array, scales) for name, array in order.items()}
-    yield changed
+    yield {name: _scaled(array) for name, array in order.items()}
     for special in (np.nan, np.inf, -np.inf):
         spoiled = {name: array.copy() for name, array in order.items()}
         for array in spoiled.values():
@@ -259,15 +251,14 @@ def _draws(given: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
 
 
 def _mixed(array: Array, generator: np.random.Generator) -> Array:
-    """Return rows whose elements are each taken from some row at its place, so that no two rows are
-    alike.
-    """
+    """Return rows whose elements are each taken from any row at their place."""
     rows = generator.integers(0, len(array), array.shape)
     return np.ascontiguousarray(np.take_along_axis(array, rows, 0))
 
 
-def _scaled(array: Array, scales: Array) -> Array:
+def _scaled(array: Array) -> Array:
     if array.dtype.kind == "f":
+        scales = np.array([1.0, 0.0, 1e3, -1.0, 1e-3, 7.0])
         with np.errstate(all="ignore"):
             return np.asarray((array.astype(np.float64).T * scales).T, array.dtype)
     if array.dtype.kind in "iu":

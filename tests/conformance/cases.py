@@ -68,9 +68,7 @@ def all_cases() -> list[Case]:
 
 
 def node_cases(modules: Iterable[str] | None = None) -> list[Case]:
-    """Return the node tests of these modules of the onnx package; all by default, which takes many
-    seconds.
-    """
+    """Return the node tests of these modules of the onnx package; by default of all, in many seconds."""
     from onnx.backend.test.case.node import _NodeTestCases, collect_testcases
 
     # numpy warns of numbers in some cases on purpose.
@@ -121,9 +119,7 @@ def _read(declared: Sequence[onnx.ValueInfoProto], folder: Path, kind: str) -> d
 
 
 def _named(declared: Sequence[onnx.ValueInfoProto], values: Iterable[Any]) -> dict[str, Value]:
-    """Return the values by the names of the graph's inputs or outputs; those with defaults may be
-    missing.
-    """
+    """Return the values by the names of inputs or outputs; the last, which have defaults, may be missing."""
     return {info.name: _value(value) for info, value in zip(declared, values, strict=False)}
 
 

@@ -10,9 +10,7 @@ _LEAST_RTOL_OF_BFLOAT16 = 2.0**-6
 
 
 def difference(case: Case, name: str, expected: Value, got: Array) -> str:
-    """Return how an output differs from the expectation; "" if it does not. Dtype and shape must be
-    equal.
-    """
+    """Return how an output differs from the expectation, also in dtype and shape; "" if it does not."""
     if not isinstance(expected, np.ndarray):
         return f"output {name!r} should be {expected!r}, not a tensor"
     if got.dtype != expected.dtype:

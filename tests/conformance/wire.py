@@ -33,9 +33,7 @@ _MOST_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Result of a case: the failure, or the justified refusal; how the server batches the model; and
-    the largest number of requests in a batch with it, itself included.
-    """
+    """The failure of a case, or its justified refusal; how its model is batched, and its largest batch in requests."""
 
     wrong: str
     refused: str

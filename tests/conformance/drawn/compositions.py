@@ -189,22 +189,12 @@ def _gemm(draw: Drawing) -> str:
     return draw.node("Gemm", name, draw.weights(shape[0] if turned else shape[-1], 3), transA=turned)
 
 
-_EQUATIONS = [
-    "ab,ab->a",
-    "ab,cb->ac",
-    "ab,bc->ac",
-    "abc,abd->acd",
-    "abc,adc->abd",
-    "ab->ba",
-    "ab->b",
-    "abc->acb",
-    "ab,ab->ab",
-]
+_EQUATIONS = "ab,ab->a ab,cb->ac ab,bc->ac abc,abd->acd abc,adc->abd ab->ba ab->b abc->acb ab,ab->ab"
 
 
 def _einsum(draw: Drawing) -> str:
     name, other = draw.any(), draw.any()
-    equation = draw.choice(*_EQUATIONS)
+    equation = draw.choice(*_EQUATIONS.split())
     return draw.node("Einsum", *([name, other] if "," in equation else [name]), equation=equation)
 
 
