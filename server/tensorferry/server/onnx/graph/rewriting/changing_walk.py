@@ -131,10 +131,7 @@ class ChangingWalk(GraphWalk):
         ):
             return None
         made = self._with_sizes(node, scope, 3, [*numbers[:axis], NUMBER_OF_ROWS, *numbers[axis + 1 :]])
-        if made.problems:
-            return None
-        self.changes.append(NewSizes(node.output[0], (*numbers[:axis], 0, *numbers[axis + 1 :])))
-        return [made]
+        return self._collected([made], NewSizes(node.output[0], (*numbers[:axis], 0, *numbers[axis + 1 :])))
 
     def _expanded(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value] | None:
         """Return what an Expand makes that keeps the size of the rows' axis; None if it does something else."""
@@ -159,10 +156,7 @@ class ChangingWalk(GraphWalk):
         # An axis of size 1 in the target does not change the input's.
         sizes[at] = 1
         made = self._with_sizes(node, scope, 1, sizes)
-        if made.problems:
-            return None
-        self.changes.append(NewTarget(node.output[0], tuple(sizes)))
-        return [made]
+        return self._collected([made], NewTarget(node.output[0], tuple(sizes)))
 
     def _gathered(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value] | None:
         """Return what a Gather from merged rows makes of each row; None if it does something else."""
@@ -179,10 +173,7 @@ class ChangingWalk(GraphWalk):
         rows = replace(data, shape=(NUMBER_OF_ROWS, *row), rows=RowAxis(0))
         picked = Value(indices.shape[1:], value_dependent=indices.value_dependent)
         made = super()._node(changed, {"data": rows, "indices": picked})
-        if made[0].problems:
-            return None
-        self.changes.append(GatherInRows(node.output[0], numbers))
-        return made
+        return self._collected(made, GatherInRows(node.output[0], numbers))
 
     def _gathered_nd(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value] | None:
         """Return what a GatherND makes of each row at the indices behind axis 0; None if it does something else."""
@@ -197,12 +188,14 @@ class ChangingWalk(GraphWalk):
         behind = Value((NUMBER_OF_ROWS, *indices.shape[1:-1], width - 1), RowAxis(0))
         changed = helper.make_node("GatherND", ["data", "indices"], node.output, node.name, batch_dims=1)
         made = super()._node(changed, {"data": data, "indices": behind})
+        repeated = RepeatedInput(node.output[0], 1, 0, len(indices.shape))
+        return self._collected(made, GatherInBatch(node.output[0]), repeated)
+
+    def _collected(self, made: Sequence[Value], *changes: NodeChange) -> Sequence[Value] | None:
+        """Collect the changes with which a node makes this, and return it; None if it has problems."""
         if made[0].problems:
             return None
-        self.changes += [
-            GatherInBatch(node.output[0]),
-            RepeatedInput(node.output[0], 1, 0, len(indices.shape)),
-        ]
+        self.changes += changes
         return made
 
     def _with_sizes(self, node: onnx.NodeProto, scope: Scope, number: int, sizes: Sequence[Any]) -> Value:
@@ -231,11 +224,7 @@ class ChangingWalk(GraphWalk):
             changed.input[number] = f"{node.output[0]}:input{number}"
             around[changed.input[number]] = Value(sizes, rows, value_dependent=value.value_dependent)
             repeated.append(RepeatedInput(node.output[0], number, axis, len(sizes)))
-        made = super()._node(changed, around) if repeated else ()
-        if not made or made[0].problems:
-            return None
-        self.changes += repeated
-        return made
+        return self._collected(super()._node(changed, around), *repeated) if repeated else None
 
     def _batch_axes(self, node: onnx.NodeProto, inputs: Sequence[Value | None]) -> Mapping[int, int]:
         """Return the axes on which inputs of a node must have rows, by their numbers."""
