@@ -104,23 +104,17 @@ _LOOP = """one = Constant <value_ints = [1]> () zero = Constant <value_ints = [0
     s = Shape <start = 0, end = 1> (x) j = Concat <axis = 0> (r, w) y = Slice (j, zero, s, zero)"""
 
 
-@pytest.mark.parametrize("case", BY_NUMBER_OF_ROWS)
-def test_a_size_that_depends_on_the_number_of_rows_is_not_proved(case: str, tmp_path: Path) -> None:
-    _check(tmp_path, _COUNT + BY_NUMBER_OF_ROWS[case])
+MIXING = {
+    **{f"by the number of rows: {name}": _COUNT + body for name, body in BY_NUMBER_OF_ROWS.items()},
+    **{f"different functions of a length: {name}": _LENGTH + body for name, body in BY_LENGTH.items()},
+    **{f"by the datatype: {name}": body for name, body in BY_DATATYPE.items()},
+    "what a loop collects has sizes of its own": _LOOP,
+}
 
 
-@pytest.mark.parametrize("case", BY_LENGTH)
-def test_different_functions_of_a_length_are_not_equal(case: str, tmp_path: Path) -> None:
-    _check(tmp_path, _LENGTH + BY_LENGTH[case])
-
-
-@pytest.mark.parametrize("case", BY_DATATYPE)
-def test_numbers_are_computed_as_the_datatype_says(case: str, tmp_path: Path) -> None:
-    _check(tmp_path, BY_DATATYPE[case])
-
-
-def test_what_a_loop_collects_has_sizes_of_its_own(tmp_path: Path) -> None:
-    _check(tmp_path, _LOOP)
+@pytest.mark.parametrize("case", MIXING)
+def test_rows_that_mix_by_computed_numbers_are_not_proved(case: str, tmp_path: Path) -> None:
+    _check(tmp_path, MIXING[case])
 
 
 def test_a_function_with_the_name_of_an_operator_is_not_followed(tmp_path: Path) -> None:
