@@ -42,22 +42,31 @@ class OutOfTime(BaseException):
 class ComparisonRuns:
     """Runs a model for a comparison. `first_run` and `run_alone` are as in `compare_rows`.
 
-    `together` runs a batch, `first` a row of a new kind for the first time, and `alone` a row for the outputs that batches
-    are compared with. A run raises OutOfTime if a batch was compared, and the budget allows no more. `batches` counts the
-    compared batches by number of rows, and `seconds` has the shortest time of one row and of two, by rows.
+    A run raises OutOfTime if a batch was compared, and the budget allows no more. `batches` counts the compared batches by
+    number of rows, and `seconds` has the shortest time of one row and of two, by rows.
     """
 
     def __init__(
         self, signature: Signature, run: Run, first_run: Run, run_alone: Run, settings: ComparisonSettings
     ) -> None:
         self._signature = signature
-        self.together, self.first, self.alone = (
-            partial(self._run, each) for each in (run, first_run, run_alone)
-        )
+        self._together, self._first, self._alone = run, first_run, run_alone
         self._settings = settings
         self._limited = True
         self.batches: dict[int, int] = {}
         self.seconds: dict[int, float] = {}
+
+    def together(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Run a batch."""
+        return self._run(self._together, inputs)
+
+    def first(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Run a row of a new kind for the first time."""
+        return self._run(self._first, inputs)
+
+    def alone(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Run a row for the outputs that batches are compared with."""
+        return self._run(self._alone, inputs)
 
     def compared(self, rows: int) -> None:
         """Count a batch of this many rows."""
