@@ -14,11 +14,11 @@ from tensorferry.server.processes.division import Division, divided_gpus, divisi
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with the GPUs 0, 2 and 10 by its device files, and with onnxruntime-gpu."""
+    """A container with three GPUs of a machine by its device files, and with onnxruntime-gpu."""
     package = tmp_path / "onnxruntime"
     (package / "capi").mkdir(parents=True)
     (package / "capi/libonnxruntime_providers_cuda.so").touch()
-    for name in ("nvidia0", "nvidia2", "nvidia10", "nvidiactl", "nvidia-uvm"):
+    for name in ("nvidia2", "nvidia3", "nvidia10", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     found: ModuleSpec | None = ModuleSpec("onnxruntime", None, origin=str(package / "__init__.py"))
     monkeypatch.setattr(division, "find_spec", lambda name: found)
@@ -31,7 +31,7 @@ def config(processes: int | None = None, **options: object) -> ServerConfig:
 
 class TestGpus:
     def test_they_are_those_of_the_device_files_or_of_the_environment(self, machine: Path) -> None:
-        assert used_gpus(["auto"], {}, machine) == ["0", "2", "10"]
+        assert used_gpus(["auto"], {}, machine) == ["0", "1", "2"]
         for visible, gpus in [("1, 3", ["1", "3"]), ("GPU-8d,", ["GPU-8d"]), ("", []), ("0,-1,2", ["0"])]:
             assert used_gpus(["auto", "cuda"], {"CUDA_VISIBLE_DEVICES": visible}, machine) == gpus
 

@@ -75,7 +75,8 @@ def used_gpus(
         # As in CUDA, -1 ends the list.
         numbers = takewhile(lambda number: not number.startswith("-"), map(str.strip, visible.split(",")))
         return [number for number in numbers if number]
-    return sorted((file.name.removeprefix("nvidia") for file in folder.glob("nvidia[0-9]*")), key=int)
+    # CUDA counts the GPUs of a container from 0, and their files there have the numbers of the machine.
+    return [str(number) for number, _ in enumerate(folder.glob("nvidia[0-9]*"))]
 
 
 def divided_gpus(gpus: Sequence[str], processes: int) -> tuple[str, ...]:
