@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import queue
+import resource
 import socket
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from polling import PATIENCE
 
 from tensorferry.server.processes import peers as peers_module
 from tensorferry.server.processes.peers import Peers
@@ -57,3 +61,28 @@ def test_a_process_that_hangs_is_left_out(
         hanging.bind(str(tmp_path / "peer-2"))
         hanging.listen()
         assert two[0].ask("who") == [b"0", b"1"]
+
+
+def test_without_a_free_file_it_waits_before_it_accepts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: queue.SimpleQueue[None] = queue.SimpleQueue()
+    free: queue.SimpleQueue[None] = queue.SimpleQueue()
+    pauses = SimpleNamespace(wait=lambda: (paused.put(None), free.get()))
+    monkeypatch.setattr(peers_module, "RestartBackoff", lambda: pauses)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    one, other = (Peers(tmp_path, index, 2) for index in range(2))
+    for each in (one, other):
+        each.on("who", lambda content: b"here")
+    other.start()
+    with socket.socket(socket.AF_UNIX) as connection:
+        # The file of its connection is there before the limit.
+        connection.connect(str(tmp_path / "peer-1"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+    try:
+        paused.get(timeout=PATIENCE)
+        assert paused.empty()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        free.put(None)
+    assert one.ask("who") == [b"here", b"here"]

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from tensorferry.batcher.supervision import RestartBackoff
 from tensorferry.server.processes.messages import Channel, MessageError
 from tensorferry.server.system.threads import ThreadKind, new_thread
 
@@ -43,10 +44,18 @@ class Peers:
         # Room for the questions of others while this process is busy.
         listening.listen(_MOST_WAITING)
 
+        pauses = RestartBackoff()
+
         def run() -> None:
             while True:
                 try:
-                    self._serve(listening.accept()[0])
+                    connection, _ = listening.accept()
+                except OSError:
+                    # Clients have taken every file that the process may open.
+                    pauses.wait()
+                    continue
+                try:
+                    self._serve(connection)
                 except Exception as error:
                     # The other process has ended, or asks for a model that this one does not have.
                     _log.debug("a question of another server process is not answered: %r", error)
