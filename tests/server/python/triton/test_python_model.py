@@ -103,12 +103,14 @@ def test_an_exit_in_auto_complete_config_fails_the_load(tmp_path: Path) -> None:
         triton_model("m", "1", file, None)
 
 
-def test_an_optional_input_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("of_class", [False, True])
+def test_an_optional_input_is_refused(tmp_path: Path, of_class: bool) -> None:
     file = tmp_path / "model.py"
-    file.write_text(_MODEL)
+    adds = '(config):\n        config.add_input({"name": "z", "data_type": "TYPE_FP32", "dims": [1], "optional": True})'
+    file.write_text(_MODEL.replace("(config):", adds) if of_class else _MODEL)
     given = parse_config('input { name: "z" data_type: TYPE_FP32 dims: 1 optional: true }', "given")
     with pytest.raises(StartError, match=r"model 'm' has `optional: true` for z, which .* leave it out"):
-        triton_model("m", "1", file, given)
+        triton_model("m", "1", file, None if of_class else given)
 
 
 @pytest.mark.parametrize("error", ["ValueError", "SystemExit"])

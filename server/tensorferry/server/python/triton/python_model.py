@@ -247,7 +247,9 @@ class _Completing:
     def _add(tensors: Any, tensor: Mapping[str, Any]) -> None:
         if all(known.name != tensor["name"] for known in tensors):
             datatype = pb.DataType.Value(tensor["data_type"])
-            tensors.add(name=tensor["name"], data_type=datatype, dims=tensor["dims"])
+            added = tensors.add(name=tensor["name"], data_type=datatype, dims=tensor["dims"])
+            if tensor.get("optional"):
+                added.optional = True
 
 
 def config_as_dict(config: pb.ModelConfig) -> dict[str, Any]:
