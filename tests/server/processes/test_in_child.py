@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,15 +29,13 @@ class Rig:
         self.parent = Parent(f"{self.theirs.detach()},{reading}")
         os.close(reading)
 
-    def obey(self, **callbacks: Callable[[dict[str, Any]], None]) -> None:
-        self.thread = self.parent.obey(callbacks, self.lost.set)
-
     def close(self) -> None:
         """Close both ends. A child's end is otherwise closed by the end of its process."""
         self.channel.close()
         os.close(self.writing)
-        if hasattr(self, "thread"):
-            self.thread.join(PATIENCE)
+        for thread in threading.enumerate():
+            if thread.name == "control":
+                thread.join(PATIENCE)
         self.parent._channel.close()
 
 
@@ -46,6 +44,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     monkeypatch.setattr(in_child, "_end_only_with_parent", lambda lifeline: None)
     before = open_files()
     rig = Rig()
+    monkeypatch.setattr(in_child, "exit_at_once", rig.lost.set)
     yield rig
     rig.close()
     assert not open_files() - before
@@ -57,7 +56,7 @@ def test_messages_are_received_and_then_call_back(rig: Rig) -> None:
     assert rig.parent.receive() == Message("start", {"index": 1})
     calls: list[Any] = []
     over = threading.Event()
-    rig.obey(processes=calls.append, drain=lambda fields: over.set())
+    rig.parent.obey({"processes": calls.append, "drain": lambda fields: over.set()})
     rig.channel.send("unknown", {})
     rig.channel.send("processes", {"processes": []})
     rig.channel.send("drain", {})
@@ -87,7 +86,7 @@ def test_messages_to_the_parent(rig: Rig) -> None:
 def test_a_bug_or_a_lack_of_files_ends_the_process(
     rig: Rig, caplog: pytest.LogCaptureFixture, head: bytes, text: str
 ) -> None:
-    rig.obey(wrong=lambda fields: fields["missing"], ping=lambda fields: os.remove("/missing"))
+    rig.parent.obey({"wrong": lambda fields: fields["missing"], "ping": lambda fields: os.remove("/missing")})
     rig.channel._socket.send(struct.pack("<IQ", len(head), 0) + head)
     assert rig.lost.wait(PATIENCE)
     assert text in caplog.text

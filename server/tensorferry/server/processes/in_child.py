@@ -58,16 +58,14 @@ class Parent:
             _log.critical("the channel to the parent process is unusable (bug): %s", error)
             return None
 
-    def obey(self, callbacks: Callbacks, at_end: Callable[[], None] = exit_at_once) -> threading.Thread:
-        """Call back for each kind of message, on a thread, which is returned; call `at_end` if the parent is lost.
+    def obey(self, callbacks: Callbacks) -> None:
+        """Call back for each kind of message, on a thread. The process exits if the parent is lost, or a callback raises.
 
-        Messages without a callback are dropped. A callback must not wait for anything; if it raises, the parent is lost.
+        Messages without a callback are dropped. A callback must not wait for anything.
         """
-        thread = threading.Thread(target=self._obey, args=(callbacks, at_end), name="control", daemon=True)
-        thread.start()
-        return thread
+        threading.Thread(target=self._obey, args=(callbacks,), name="control", daemon=True).start()
 
-    def _obey(self, callbacks: Callbacks, at_end: Callable[[], None]) -> None:
+    def _obey(self, callbacks: Callbacks) -> None:
         try:
             while (message := self.receive()) is not None:
                 callback = callbacks.get(message.kind)
@@ -78,7 +76,7 @@ class Parent:
             _log.critical("a message of the supervisor cannot be acted on: exiting at once: %s", error)
         except BaseException as error:
             _log.critical("the control thread crashed (bug): exiting at once", exc_info=error)
-        at_end()
+        exit_at_once()
 
 
 def _end_only_with_parent(lifeline: int) -> None:

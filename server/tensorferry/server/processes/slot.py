@@ -40,7 +40,8 @@ class ServerSlot:
         self.start_at = math.inf
         self.kill_at = math.inf
         self._started_at = 0.0
-        self._ended_at = -math.inf
+        # When the last child ended.
+        self.ended_at = -math.inf
         self._delay = RestartDelay()
 
     def begin(self, now: float) -> None:
@@ -57,7 +58,7 @@ class ServerSlot:
         self.child = None
         self.serving = False
         self.kill_at = math.inf
-        self._ended_at = now
+        self.ended_at = now
         return delay
 
     def ping(self) -> None:
@@ -74,10 +75,6 @@ class ServerSlot:
             self.child.kill()
         self.unanswered_pings += 1
         self.child.send("ping", {})
-
-    def down_seconds(self, now: float) -> float:
-        """Return the time since the last child ended; infinite if none has."""
-        return now - self._ended_at
 
     def kill_after(self, seconds: float, now: float) -> None:
         """Let `kill_at` be at most `seconds` from now."""

@@ -247,7 +247,7 @@ class Supervisor:
             if slot.child is not None:
                 slot.child.send("print_ready", {})
         elif slot.restarts:
-            seconds = slot.down_seconds(self._now())
+            seconds = self._now() - slot.ended_at
             end_abandoned_trial(Path(self._where["folder"]))
             _log.info("%s serves again, %.1f s after the last one ended", slot, seconds)
         if self._is_being_replaced(slot):

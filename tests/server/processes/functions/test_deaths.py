@@ -108,9 +108,8 @@ def test_a_stream_whose_process_is_killed_from_outside_fails_and_is_not_refused(
     assert process.answers(x).read().tolist() == [1]
 
 
-@pytest.mark.parametrize("start", [True, False])
 def test_a_process_that_ended_between_two_batches_costs_none(
-    started: Start, start: bool, caplog: pytest.LogCaptureFixture
+    started: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = started()
     process.start()
@@ -121,8 +120,6 @@ def test_a_process_that_ended_between_two_batches_costs_none(
         assert select.select([pidfd], [], [], PATIENCE)[0]
     finally:
         os.close(pidfd)
-    if start:
-        process.start()
     assert process.run(command("a"), [1]).tolist() == [process.pid]
     assert process.restarts == 1
     assert "between two batches" in caplog.text

@@ -25,7 +25,7 @@ from tensorferry.server.python.functions.app_file import find_function, import_a
 from tensorferry.server.python.functions.call import Call, bound_call
 from tensorferry.server.python.functions.failure import describe, traceback_text
 from tensorferry.server.system.threads import watch_threads
-from tensorferry.serving import DeclarationError, FunctionModel, calls_through
+from tensorferry.serving import DeclarationError, calls_through
 
 # Kinds of messages. The child sends READY or NOT_READY once, and RETURNED, RAISED or ERROR for each RUN. A function that
 # answers in streams may send YIELDED in place of RETURNED. The server then sends NEXT or END, which is answered as RUN is.
@@ -46,9 +46,14 @@ def run_process(arguments: Sequence[str]) -> None:
         os.set_inheritable(file, False)
     try:
         declared = find_function(import_app(path), model, path)
-        call = _bound(declared, path)
-    except StartError as error:
-        server.send(NOT_READY, content=dumps(str(error)))
+        call = bound_call(declared)
+    except (StartError, DeclarationError) as error:
+        reason = str(error) if isinstance(error, StartError) else f"{path}: {error}"
+        server.send(NOT_READY, content=dumps(reason))
+        return
+    except BaseException as error:
+        reason = f"{path}: model {model!r} cannot be loaded:\n{traceback_text(error)}"
+        server.send(NOT_READY, content=dumps(reason))
         return
     server.send(READY)
     runs = _Runs(ArrayMemory(inputs), ArrayMemory(outputs), call, streams=declared.streams)
@@ -59,17 +64,6 @@ def run_process(arguments: Sequence[str]) -> None:
             # The generator may read their results when it goes on, and the server answers none until then.
             calls.wait()
         calls.end(kind, content)
-
-
-def _bound(declared: FunctionModel, path: Path) -> Call:
-    try:
-        return bound_call(declared)
-    except DeclarationError as error:
-        raise StartError(f"{path}: {error}") from None
-    except BaseException as error:
-        raise StartError(
-            f"{path}: model {declared.name!r} cannot be loaded:\n{traceback_text(error)}"
-        ) from None
 
 
 class _Runs:

@@ -75,10 +75,6 @@ class WorkerProcess:
         ProcessNotStarted if it cannot, or not yet again. ProcessDied after `end_runs` or `close`.
         """
         with self._busy:
-            child = self._child
-            if child is not None and child.wait(0):
-                how = self._reap(child).description
-                _log.warning("%s: it ended between two batches (%s)", self._name, how)
             self._running_child()
 
     def run(self, inputs: Mapping[str, Array], rows: Sequence[int] = ()) -> Any:

@@ -8,25 +8,13 @@ from __future__ import annotations
 from tensorferry.batcher import BatcherError, InstanceFailed
 from tensorferry.server.errors import InvalidRequestError, NotReadyError, ServerError, StepFailedError
 from tensorferry.server.processes.functions.errors import FunctionRaised
-from tensorferry.server.python.functions.failure import Failure, describe
-
-
-def error_of(failure: Failure, model: str, step: str) -> ServerError:
-    """Return the error of a request for which a model's function failed.
-
-    `step` is the name of the function's step, which is `model` if the function is the whole model.
-    """
-    if failure.refusal is not None:
-        return InvalidRequestError(failure.refusal or f"{_place(model, step)} refused the input")
-    return StepFailedError(
-        f"{_place(model, step)} failed on this request: the server's log has the reason",
-        f"{_step(step)} raised {failure.reason}",
-        failure.details,
-    )
+from tensorferry.server.python.functions.failure import describe
 
 
 def request_error(error: BaseException, model: str, step: str) -> BaseException:
     """Return the error of a request for which a function raised an exception, here or in a child process.
+
+    `step` is the name of the function's step, which is `model` if the function is the whole model.
 
     Errors of the server and the batcher, which other models' answers raise in a function, stay as they are, and so does
     MemoryError, after which the batcher runs the batch in parts. InstanceFailed becomes NotReadyError, because it
@@ -38,9 +26,14 @@ def request_error(error: BaseException, model: str, step: str) -> BaseException:
         return NotReadyError(f"{_place(model, step)} called a model that is not available: {error}")
     if isinstance(error, (ServerError, BatcherError, MemoryError)):
         return error
-    if isinstance(error, FunctionRaised):
-        return error_of(error.failure, model, step)
-    return error_of(describe(error), model, step)
+    failure = error.failure if isinstance(error, FunctionRaised) else describe(error)
+    if failure.refusal is not None:
+        return InvalidRequestError(failure.refusal or f"{_place(model, step)} refused the input")
+    return StepFailedError(
+        f"{_place(model, step)} failed on this request: the server's log has the reason",
+        f"step {step!r} raised {failure.reason}",
+        failure.details,
+    )
 
 
 def wrong_return(problem: str, model: str, step: str) -> StepFailedError:
@@ -50,13 +43,9 @@ def wrong_return(problem: str, model: str, step: str) -> StepFailedError:
     """
     return StepFailedError(
         f"{_place(model, step)} failed on this request: {problem}",
-        f"{_step(step)} returned a wrong result: {problem}",
+        f"step {step!r} returned a wrong result: {problem}",
     )
 
 
 def _place(model: str, step: str) -> str:
     return f"model {model!r}" if step == model else f"step {step!r} of model {model!r}"
-
-
-def _step(step: str) -> str:
-    return f"step {step!r}"
