@@ -139,37 +139,29 @@ def act(what: str, send: Send) -> None:
         case "hang":
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             signal.pause()
-        case "signal":
-            os.kill(os.getpid(), signal.SIGTERM)
     send({"ended": what})
 
 
 @pytest.mark.parametrize(
-    ("what", "status", "finished"),
+    ("what", "status", "sent"),
     [
-        ("return", ExitStatus("exit status 0"), True),
-        ("raise", ExitStatus("exit status 1"), False),
-        ("abort", ExitStatus("killed by SIGABRT", 6), False),
+        ("return", ExitStatus("exit status 0"), ["began", "ended"]),
+        ("raise", ExitStatus("exit status 1"), ["began"]),
+        ("abort", ExitStatus("killed by SIGABRT", 6), ["began"]),
+        # It takes too long.
+        ("hang", ExitStatus("killed by SIGKILL", 9), ["began"]),
+        ("be killed", ExitStatus("killed by SIGKILL", 9), []),
     ],
 )
 def test_a_function_in_a_child_has_a_result_or_the_reason_of_its_death(
-    launch: Launch, capfd: pytest.CaptureFixture[str], what: str, status: ExitStatus, finished: bool
+    launch: Launch, capfd: pytest.CaptureFixture[str], what: str, status: ExitStatus, sent: list[str]
 ) -> None:
-    outcome = run_in_child(act, what, PATIENCE, PATIENCE)
-    assert outcome.sent == [{"began": what}] + [{"ended": what}] * finished
-    assert (outcome.status, outcome.late) == (status, False)
+    seconds = 0.01 if what == "hang" else PATIENCE
+    on_start = Child.kill if what == "be killed" else lambda child: None
+    outcome = run_in_child(act, what, PATIENCE, seconds, on_start)
+    assert outcome.sent == [{each: what} for each in sent]
+    assert (outcome.status, outcome.late) == (status, what == "hang")
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_function_that_takes_too_long_is_killed(launch: Launch) -> None:
-    outcome = run_in_child(act, "hang", PATIENCE, 0.01)
-    assert (outcome.sent, outcome.late) == ([{"began": "hang"}], True)
-    assert outcome.status == ExitStatus("killed by SIGKILL", 9)
-
-
-def test_a_function_in_a_child_can_be_killed(launch: Launch) -> None:
-    outcome = run_in_child(act, "hang", PATIENCE, PATIENCE, Child.kill)
-    assert (outcome.sent, outcome.status.signal, outcome.late) == ([], signal.SIGKILL, False)
 
 
 def test_restart_delays() -> None:

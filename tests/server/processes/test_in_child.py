@@ -67,14 +67,6 @@ def test_messages_are_received_and_then_call_back(rig: Rig) -> None:
     assert rig.lost.wait(PATIENCE)
 
 
-def test_messages_to_the_parent(rig: Rig) -> None:
-    rig.parent.send("pong", {"number": 1})
-    assert rig.channel.receive() == Message("pong", {"number": 1})
-    rig.channel.close()
-    rig.parent.send("late")
-    assert rig.parent.receive() is None
-
-
 @pytest.mark.parametrize(
     ("head", "text"),
     [

@@ -304,27 +304,17 @@ class TestCrashes:
         supervision.wait(0)
         assert supervision.child(1).take("findings")[-1] == ("findings", findings)
 
-    @pytest.mark.parametrize(("status", "found"), [(EXITED, 0), (KILLED, 0), (CRASHED, 1)])
+    @pytest.mark.parametrize(("status", "found"), [(EXITED, 0), (CLEAN, 0), (KILLED, 0), (CRASHED, 1)])
     def test_requests_that_outlast_a_drain_are_not_its_cause(
         self, make: Make, status: ExitStatus, found: int
     ) -> None:
         supervision = make().ready()
         supervision.supervisor.on_signal(signal.SIGHUP)
-        for drained, expected in ((True, found), (False, 1)):
+        # The second one was not told to drain.
+        for expected in (found, 1):
             supervision.note_running(0, [MARKED])
-            supervision.end(0, status if drained else KILLED)
+            supervision.end(0, status)
             assert len(supervision.child(1).take("findings")) == expected
-
-    @pytest.mark.parametrize(("drained", "found"), [(True, 0), (False, 1)])
-    def test_a_clean_exit_has_a_cause_unless_it_was_ordered(
-        self, make: Make, drained: bool, found: int
-    ) -> None:
-        supervision = make().ready()
-        if drained:
-            supervision.supervisor.on_signal(signal.SIGHUP)
-        supervision.note_running(0, [MARKED])
-        supervision.end(0, CLEAN)
-        assert len(supervision.child(1).take("findings")) == found
 
 
 class TestHeartbeats:

@@ -213,10 +213,3 @@ def test_a_process_that_hangs_in_native_code_ends_with_the_server(tmp_path: Path
         assert select.select([pidfd], [], [], PATIENCE)[0]
     finally:
         os.close(pidfd)
-
-
-def test_a_process_lives_on_when_the_thread_that_started_it_ends(started: Start) -> None:
-    process = started()
-    run_in_thread(process.start).result(PATIENCE)
-    pid = process.pid
-    assert process.run(command("a")).tolist() == [pid]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tensorferry.batcher import DeadlineExceeded, InstanceFailed, OutOfMemory
-from tensorferry.server.errors import LimitError, NotReadyError, StepFailedError
+from tensorferry.server.errors import LimitError, NotReadyError
 from tensorferry.server.processes.functions.errors import FunctionRaised
 from tensorferry.server.python.functions.failure import describe
 from tensorferry.server.python.models import failures
@@ -38,12 +38,6 @@ def refusing(text: str) -> Callable[[], None]:
     return refuse
 
 
-def test_a_wrong_return_says_what_was_returned() -> None:
-    found = failures.wrong_return("output 'y' is INT64[1]", "embed", "decode")
-    assert str(found) == "step 'decode' of model 'embed' failed on this request: output 'y' is INT64[1]"
-    assert found.reason == "step 'decode' returned a wrong result: output 'y' is INT64[1]"
-
-
 def test_the_text_of_an_invalid_input_is_bounded_and_never_empty() -> None:
     found = failures.request_error(raised(refusing("a" * 5000)), "embed", "decode")
     assert str(found) == "a" * 1000 + "..."
@@ -51,13 +45,6 @@ def test_the_text_of_an_invalid_input_is_bounded_and_never_empty() -> None:
     assert str(found) == "step 'decode' of model 'embed' refused the input"
     found = failures.request_error(raised(refusing("\udcff\n")), "embed", "decode")
     assert str(found) == "?\n"
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), StopIteration()], ids=repr)
-def test_every_exception_of_a_function_becomes_its_failure(error: BaseException) -> None:
-    found = failures.request_error(error, "m", "s")
-    assert isinstance(found, StepFailedError)
-    assert type(error).__name__ in found.reason
 
 
 @pytest.mark.parametrize(
