@@ -195,15 +195,15 @@ def _recovers(recover: Callable[[], None]) -> bool:
     return True
 
 
-def test_a_load_that_fails_leaves_no_process(app: Path) -> None:
-    source = ModelSource("wrong", app, declaration=import_app(app)["wrong"])
-    with pytest.raises(StartError, match="3 rows"):
-        load_model(source, LoadContext(ServerConfig((source,))))
-
-
-def test_a_trial_run_that_never_ends_leaves_no_process(app: Path) -> None:
-    source = ModelSource("endless", app, declaration=import_app(app)["endless"])
-    with pytest.raises(
-        StartError, match=r"a trial run of function 'endless' on x \[1\] did not end within 0\.1"
-    ):
-        load_model(source, LoadContext(ServerConfig((source,), run_timeout=0.1)))
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("wrong", "3 rows"),
+        ("endless", r"a trial run of function 'endless' on x \[1\] did not end within 0\.1"),
+    ],
+)
+def test_a_load_that_fails_leaves_no_process(app: Path, name: str, message: str) -> None:
+    source = ModelSource(name, app, declaration=import_app(app)[name])
+    seconds = 0.1 if name == "endless" else PATIENCE
+    with pytest.raises(StartError, match=message):
+        load_model(source, LoadContext(ServerConfig((source,), run_timeout=seconds)))

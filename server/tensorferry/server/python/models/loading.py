@@ -137,7 +137,7 @@ def _spec(name: str, type_: TensorType, batched: bool) -> TensorSpec:
 
 
 class _Worker(NamedTuple):
-    """What runs a function: a thread of the batcher, or a process."""
+    """What runs a function: a thread of the batcher, or a process. `close` raises nothing."""
 
     call: BatchCall
     process: WorkerProcess | None = None
@@ -201,12 +201,7 @@ def _closing_on_error(workers: Sequence[_Worker]) -> Iterator[None]:
         yield
     except BaseException:
         for worker in workers:
-            try:
-                worker.close()
-            except Exception as error:
-                # The failed load, which is reported by itself.
-                error.__context__ = None
-                _log.warning("closing a model that failed to load raised:\n%s", traceback_text(error))
+            worker.close()
         raise
 
 

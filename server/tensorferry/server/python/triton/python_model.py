@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from copy import deepcopy
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
@@ -92,6 +93,7 @@ def triton_model(
     kind = getattr(import_module(path), CLASS, None)
     if not callable(getattr(kind, "execute", None)):
         raise StartError(f"{path}: class {CLASS} has no method execute, or is not defined by the import")
+    given = given or pb.ModelConfig()
     config = _completed(kind, given, name, path)
     if not config.input or not config.output:
         raise StartError(
@@ -167,11 +169,9 @@ def _names_of_requests(nodes: Iterable[ast.AST], arguments: Set[str]) -> Iterato
                     yield name
 
 
-def _completed(kind: Any, given: pb.ModelConfig | None, name: str, path: Path) -> pb.ModelConfig:
+def _completed(kind: Any, given: pb.ModelConfig, name: str, path: Path) -> pb.ModelConfig:
     """Return the configuration as `auto_complete_config` of the class completes it."""
-    config = pb.ModelConfig()
-    if given is not None:
-        config.CopyFrom(given)
+    config = deepcopy(given)
     config.name = config.name or name
     complete = getattr(kind, "auto_complete_config", None)
     if complete is not None:
@@ -185,11 +185,9 @@ def _completed(kind: Any, given: pb.ModelConfig | None, name: str, path: Path) -
     return config
 
 
-def _served(given: pb.ModelConfig | None, completed: pb.ModelConfig) -> pb.ModelConfig:
+def _served(given: pb.ModelConfig, completed: pb.ModelConfig) -> pb.ModelConfig:
     """Return what is given, as the class has changed it. Requests of a decoupled model share no batch, so its rows are an axis."""
-    config = pb.ModelConfig()
-    if given is not None:
-        config.CopyFrom(given)
+    config = deepcopy(given)
     if is_complete(config) and completed.HasField("dynamic_batching"):
         config.dynamic_batching.CopyFrom(completed.dynamic_batching)
     config.max_batch_size = completed.max_batch_size
