@@ -57,7 +57,13 @@ STRINGS = arrays.arrays(
     object, arrays.array_shapes(min_dims=0, min_side=0), elements=st.one_of(st.text(), st.binary())
 )
 SCALARS = st.one_of(
-    st.text(), st.binary(), st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False)
+    st.text(),
+    st.binary(),
+    st.integers(),
+    st.booleans(),
+    st.none(),
+    st.floats(allow_nan=False),
+    st.sampled_from([np.float32(1.5), np.bool_(True)]),
 )
 VALUES = st.recursive(
     st.one_of(ARRAYS, STRINGS, SCALARS),

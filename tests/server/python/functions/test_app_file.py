@@ -71,20 +71,6 @@ def test_files_of_the_same_name_are_different_modules(tmp_path: Path) -> None:
     assert names == ["tensorferry_app_app_v1", "tensorferry_app_app_v1_2", "tensorferry_app_app_v1"]
 
 
-def test_an_error_is_shown_as_python_shows_it(app: Path) -> None:
-    app.write_text("def inner():\n    raise ValueError('wrong')\ninner()\n")
-    with pytest.raises(StartError) as caught:
-        import_app(app)
-    assert str(caught.value).splitlines()[:4] == [
-        f"{app} cannot be imported:",
-        "Traceback (most recent call last):",
-        f'  File "{app}", line 3, in <module>',
-        "    inner()",
-    ]
-    assert str(caught.value).endswith("\nValueError: wrong")
-    assert all(getattr(module, "__file__", None) != str(app) for module in list(sys.modules.values()))
-
-
 @pytest.mark.parametrize(
     ("text", "end"),
     [
@@ -101,6 +87,7 @@ def test_every_failure_is_an_error_with_the_file(app: Path, text: str, end: str)
     assert str(caught.value).endswith(end)
     assert "importlib" not in str(caught.value)
     assert "app_file.py" not in str(caught.value)
+    assert all(getattr(module, "__file__", None) != str(app) for module in list(sys.modules.values()))
 
 
 def test_an_absent_file_is_named(app: Path) -> None:

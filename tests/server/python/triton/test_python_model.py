@@ -41,6 +41,11 @@ _OTHER_FUNCTION = """
 """
 
 
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "model.py"
+
+
 def test_a_model_in_the_current_directory_is_initialized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -51,8 +56,7 @@ def test_a_model_in_the_current_directory_is_initialized(
     assert caplog.record_tuples == [("tensorferry.model", logging.WARNING, "m in '.'")]
 
 
-def test_a_class_may_add_batching_to_a_configuration_with_tensors(tmp_path: Path) -> None:
-    file = tmp_path / "model.py"
+def test_a_class_may_add_batching_to_a_configuration_with_tensors(file: Path) -> None:
     file.write_text(
         _MODEL.replace(
             "(config):", "(config):\n        config.set_max_batch_size(8); config.set_dynamic_batching()"
@@ -64,8 +68,7 @@ def test_a_class_may_add_batching_to_a_configuration_with_tensors(tmp_path: Path
     assert config.HasField("dynamic_batching")
 
 
-def test_what_requests_lack_is_named_at_load(tmp_path: Path) -> None:
-    file = tmp_path / "model.py"
+def test_what_requests_lack_is_named_at_load(file: Path) -> None:
     file.write_text(_MODEL.replace("return []", "return [each.correlation_id() for each in requests]"))
     with pytest.raises(StartError, match=r"model\.py:14: requests have no correlation_id in this server"):
         triton_model("m", "1", file, None)
@@ -90,22 +93,19 @@ def test_what_requests_lack_is_named_at_load(tmp_path: Path) -> None:
         ("print(TritonPythonModel)", False),
     ],
 )
-def test_a_file_has_the_class_if_it_binds_the_name(text: str, found: bool, tmp_path: Path) -> None:
-    file = tmp_path / "model.py"
+def test_a_file_has_the_class_if_it_binds_the_name(text: str, found: bool, file: Path) -> None:
     file.write_text(text)
     assert is_triton_model(file) is found
 
 
-def test_an_exit_in_auto_complete_config_fails_the_load(tmp_path: Path) -> None:
-    file = tmp_path / "model.py"
+def test_an_exit_in_auto_complete_config_fails_the_load(file: Path) -> None:
     file.write_text(_MODEL.replace("for add in", "raise SystemExit(3)\n        for add in"))
     with pytest.raises(StartError, match=r"auto_complete_config failed:\n(.*\n)*SystemExit: 3"):
         triton_model("m", "1", file, None)
 
 
 @pytest.mark.parametrize("of_class", [False, True])
-def test_an_optional_input_is_refused(tmp_path: Path, of_class: bool) -> None:
-    file = tmp_path / "model.py"
+def test_an_optional_input_is_refused(file: Path, of_class: bool) -> None:
     adds = '(config):\n        config.add_input({"name": "z", "data_type": "TYPE_FP32", "dims": [1], "optional": True})'
     file.write_text(_MODEL.replace("(config):", adds) if of_class else _MODEL)
     given = parse_config('input { name: "z" data_type: TYPE_FP32 dims: 1 optional: true }', "given")
@@ -114,35 +114,31 @@ def test_an_optional_input_is_refused(tmp_path: Path, of_class: bool) -> None:
 
 
 @pytest.mark.parametrize("error", ["ValueError", "SystemExit"])
-def test_what_finalize_raises_is_logged(error: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_finalize_raises_is_logged(error: str, file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The unload goes on, and other models are finalized."""
-    file = tmp_path / "model.py"
     file.write_text(_MODEL + f"\n    def finalize(self):\n        raise {error}('closed')\n")
     triton_model("m", "1", file, None)[0].function().close()
     assert "model m: finalize raised; the model is unloaded without the rest of it:\n" in caplog.text
     assert f"{error}: closed" in caplog.text
 
 
-def answers_of(tmp_path: Path, execute: str) -> Any:
+def answers_of(file: Path, execute: str) -> Any:
     """Return the answers to a request of a decoupled model with this end of `execute`."""
-    file = tmp_path / "model.py"
     decoupled = '(config):\n        config.set_model_transaction_policy({"decoupled": True})'
     file.write_text(_MODEL.replace("(config):", decoupled).replace("return []", execute))
     made = triton_model("m", "1", file, None)[0].function()
     return made.answers({"x": np.ones(1, np.float32)})
 
 
-def test_execute_of_a_decoupled_model_must_return_none(tmp_path: Path) -> None:
-    answers = answers_of(tmp_path, "return [pb_utils.InferenceResponse([])]")
+def test_execute_of_a_decoupled_model_must_return_none(file: Path) -> None:
+    answers = answers_of(file, "return [pb_utils.InferenceResponse([])]")
     with pytest.raises(StepFailedError, match=r"execute returned an object of type list; .* and return None"):
         answers.read()
     answers.close()
 
 
-def test_an_exception_after_the_last_response_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    answers = answers_of(tmp_path, "requests[0].get_response_sender().send(flags=1); raise KeyError('late')")
+def test_an_exception_after_the_last_response_is_logged(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    answers = answers_of(file, "requests[0].get_response_sender().send(flags=1); raise KeyError('late')")
     assert answers.read() is NO_MORE
     answers.close()
     assert "model m: execute raised after the last response" in caplog.text

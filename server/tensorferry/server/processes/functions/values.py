@@ -27,12 +27,6 @@ class _Objects(NamedTuple):
     elements: list[Any]
 
 
-class _Scalar(NamedTuple):
-    """A scalar of numpy, as an array without axes."""
-
-    array: Any
-
-
 def encode(value: Any, memory: ArrayMemory | None, what: str) -> Any:
     """Return the form of a value that can be sent. TypeError, which names the part of the value, if there is none.
 
@@ -62,7 +56,8 @@ def encode(value: Any, memory: ArrayMemory | None, what: str) -> Any:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     if isinstance(value, np.generic):
-        return _Scalar(encode(np.asarray(value), memory, what))
+        # A plain one, because its class may be the user's.
+        return encode(np.asarray(value), None, what)[()]
     if isinstance(value, (int, float)) or hasattr(value, "__array__"):
         return encode(np.asarray(value), memory, what)
     raise TypeError(
@@ -91,8 +86,6 @@ def _decode(sent: Any, memory: ArrayMemory | None) -> Any:
         elements = _decode_list(sent.elements, memory)
         array: npt.NDArray[Any] = np.fromiter(elements, object, len(elements))
         return array.reshape(sent.shape)
-    if kind is _Scalar:
-        return _decode(sent.array, memory)[()]
     if kind is list:
         return _decode_list(sent, memory)
     if kind is tuple:
