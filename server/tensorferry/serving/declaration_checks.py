@@ -93,7 +93,7 @@ def check_function(declared: FunctionModel) -> None:
             if (
                 declared.max_batch_size != 0
                 and declared.batched
-                and (not type_.dims or _is_size(type_.dims[0]))
+                and (not type_.dims or (isinstance(type_.dims[0], int) and type_.dims[0] >= 0))
             ):
                 raise DeclarationError(
                     f"{what}: {name!r} is {type_}; axis 0 counts rows and must be -1. Declare batched=False for a function of "
@@ -153,7 +153,3 @@ def _check_streams(declared: FunctionModel, what: str) -> None:
         raise DeclarationError(
             f"{what} answers in streams, so it waits for clients and is not steady; leave out `steady`"
         )
-
-
-def _is_size(dim: int | str) -> bool:
-    return isinstance(dim, int) and dim >= 0

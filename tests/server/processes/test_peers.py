@@ -68,8 +68,12 @@ def test_without_a_free_file_it_waits_before_it_accepts_again(
 ) -> None:
     paused: queue.SimpleQueue[None] = queue.SimpleQueue()
     free: queue.SimpleQueue[None] = queue.SimpleQueue()
-    pauses = SimpleNamespace(wait=lambda: (paused.put(None), free.get()))
-    monkeypatch.setattr(peers_module, "RestartBackoff", lambda: pauses)
+
+    def wait() -> None:
+        paused.put(None)
+        free.get()
+
+    monkeypatch.setattr(peers_module, "RestartBackoff", lambda: SimpleNamespace(wait=wait))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     one, other = (Peers(tmp_path, index, 2) for index in range(2))
     for each in (one, other):
