@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-Data: TypeAlias = bytes | bytearray | mmap.mmap
 # A field: number, wire type, start and end of its value.
 Field: TypeAlias = tuple[int, int, int, int]
 
 VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
 
 MAX_VARINT_BYTES = 10
+
+
+class Data(Protocol):
+    """Bytes by their position, such as those of a message. IndexError beyond their end."""
+
+    def __getitem__(self, at: int, /) -> int:
+        """Return a byte."""
 
 
 class MalformedError(ValueError):

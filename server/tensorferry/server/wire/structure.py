@@ -20,7 +20,7 @@ from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.observability.logs.logs import quote
 from tensorferry.server.wire import bounds
 from tensorferry.server.wire.bounds import FIELD_BOUNDS, FieldBound
-from tensorferry.server.wire.fields import DELIMITED, MAX_VARINT_BYTES, Data, MalformedError, fields
+from tensorferry.server.wire.fields import DELIMITED, MAX_VARINT_BYTES, MalformedError, fields
 
 # Typed contents with fewer elements in a message are not counted, because parsing them costs little.
 _UNCHECKED_ELEMENTS = 16 * 1024
@@ -65,7 +65,7 @@ def _rules_of(message: Any) -> Mapping[int, _Rule]:
     return rules
 
 
-def check_message(data: Data, kind: type[Message]) -> None:
+def check_message(data: bytes, kind: type[Message]) -> None:
     """Raise InvalidRequestError for a serialised message of this type that exceeds a bound."""
     try:
         _MessageCheck(data).check(0, len(data), _rules_of(kind.DESCRIPTOR), "")
@@ -75,7 +75,7 @@ def check_message(data: Data, kind: type[Message]) -> None:
         ) from None
 
 
-def peek_request_id(data: Data) -> str:
+def peek_request_id(data: bytes) -> str:
     """Return the id of a ModelInferRequest that was not parsed; "" if it is not among the first fields."""
     try:
         for number, kind, begin, end in islice(fields(data, 0, len(data)), _FIRST_FIELDS):
@@ -97,7 +97,7 @@ class _MessageCheck:
         "_unchecked_left",
     )
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: bytes) -> None:
         self._data = data
         self._fields_left = bounds.MAX_FIELDS
         self._integers_left = bounds.MAX_INTEGERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -74,3 +75,17 @@ def test_a_file_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
         assert found.finding is RowMixing.UNKNOWN
         assert found.reasons[0].startswith("the file ")
     assert analyse_batching(tmp_path / "absent.onnx", ["x"]).finding is RowMixing.UNKNOWN
+
+
+def test_a_file_that_is_emptied_while_it_is_read_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, pread = tmp_path / "m.onnx", os.pread
+    onnx.save(model("g (float[N, 4] x) => (float[N, 4] y) { y = Relu (x) }"), path)
+
+    def emptied(*place: int) -> bytes:
+        os.truncate(path, 0)
+        return pread(*place)
+
+    monkeypatch.setattr(os, "pread", emptied)
+    assert analyse_batching(path, ["x"]).finding is RowMixing.UNKNOWN

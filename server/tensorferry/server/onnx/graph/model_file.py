@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import mmap
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -40,6 +40,8 @@ _INSIDE: dict[str, dict[int, str]] = {
 }
 # Field numbers of an attribute's lists of numbers and strings.
 _LISTS = (7, 8, 9)
+# A file is read in blocks of this size.
+_BLOCK_BYTES = 64 << 10
 
 
 # Inode, time and size of a file.
@@ -110,8 +112,8 @@ def _parsed(path: Path, size: int) -> onnx.ModelProto:
     if path.suffix == ".ort":
         raise UnreadableModel("is in ONNX Runtime's own format, whose graph cannot be read")
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            model = onnx.ModelProto.FromString(_without_weights(data, 0, len(data), "model"))
+        with path.open("rb") as file:
+            model = onnx.ModelProto.FromString(_without_weights(_FileBytes(file.fileno()), 0, size, "model"))
     except Exception as error:  # protobuf's error types differ between its versions
         raise UnreadableModel("is not an ONNX model") from error
     if not model.graph.node and not model.graph.output:
@@ -119,14 +121,31 @@ def _parsed(path: Path, size: int) -> onnx.ModelProto:
     return model
 
 
-def _without_weights(data: mmap.mmap, start: int, end: int, message: str) -> bytes:
+class _FileBytes:
+    """The bytes of an open file. Not a memory map, because a file that is truncated meanwhile would end the process."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._block, self._start = b"", 0
+
+    def __getitem__(self, at: int, /) -> int:
+        if not 0 <= at - self._start < len(self._block):
+            self._block, self._start = os.pread(self._file, _BLOCK_BYTES, at), at
+        return self._block[at - self._start]
+
+    def part(self, start: int, end: int) -> bytes:
+        """Return the bytes between two positions."""
+        return os.pread(self._file, end - start, start)
+
+
+def _without_weights(data: _FileBytes, start: int, end: int, message: str) -> bytes:
     """Return the serialised message without the numbers of large tensors."""
     parts = []
     began = start
     for number, kind, at, stop in fields(data, start, end):
         if message == "attribute" and number in _LISTS:
             # Attributes of tree ensembles have millions of entries and contain no tensor.
-            parts.append(data[began:end])
+            parts.append(data.part(began, end))
             break
         large = kind == DELIMITED and stop - at > _LARGE
         inside = _INSIDE[message].get(number) if large else None
@@ -134,7 +153,7 @@ def _without_weights(data: mmap.mmap, start: int, end: int, message: str) -> byt
             content = _without_weights(data, at, stop, inside)
             parts += [encode_varint(number << 3 | DELIMITED), encode_varint(len(content)), content]
         elif not (large and message == "tensor"):
-            parts.append(data[began:stop])
+            parts.append(data.part(began, stop))
         began = stop
     return b"".join(parts)
 
