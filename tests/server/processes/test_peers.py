@@ -56,11 +56,25 @@ def test_the_sockets_of_killed_processes_do_not_matter(two: Sequence[Peers], tmp
 def test_a_process_that_hangs_is_left_out(
     two: Sequence[Peers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers_module, "_ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(peers_module, "_ANSWER_SECONDS", 0.5)
     with closing(socket.socket(socket.AF_UNIX)) as hanging:
         hanging.bind(str(tmp_path / "peer-2"))
         hanging.listen()
         assert two[0].ask("who") == [b"0", b"1"]
+
+
+def test_all_are_asked_before_the_first_answer_is_waited_for(two: Sequence[Peers], tmp_path: Path) -> None:
+    with closing(socket.socket(socket.AF_UNIX)) as third:
+        third.bind(str(tmp_path / "peer-2"))
+        third.listen()
+
+        def after_the_third(content: bytes) -> bytes:
+            with third.accept()[0] as connection:
+                assert connection.recv(1)
+            return b"asked"
+
+        two[1].on("who", after_the_third)
+        assert two[0].ask("who") == [b"0", b"asked"]
 
 
 def test_without_a_free_file_it_waits_before_it_accepts_again(

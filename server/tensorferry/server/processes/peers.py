@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from tensorferry.batcher.supervision import RestartBackoff
@@ -13,7 +15,7 @@ from tensorferry.server.system.threads import ThreadKind, new_thread
 
 _log = logging.getLogger("tensorferry.server")
 
-# How long a process waits for another, which may be ending or busy.
+# How long a process waits for the others, which may be ending or busy.
 _ANSWER_SECONDS = 5.0
 _MOST_BYTES = 256 << 20
 _MOST_WAITING = 1024
@@ -71,17 +73,27 @@ class Peers:
 
     def ask(self, kind: str, content: bytes = b"") -> list[bytes]:
         """Return the answers of all processes, this one's first. A process that does not answer is left out."""
-        answers = [self._answers[kind](content)]
-        for other in self._others:
-            try:
-                with socket.socket(socket.AF_UNIX) as connection:
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        asked: list[socket.socket] = []
+        with ExitStack() as connections:
+            # All are asked first, so that one that hangs does not delay the others.
+            for other in self._others:
+                connection = connections.enter_context(socket.socket(socket.AF_UNIX))
+                try:
                     connection.settimeout(_ANSWER_SECONDS)
                     connection.connect(str(other))
-                    channel = Channel(connection, _MOST_BYTES)
-                    channel.send(kind, {}, content)
-                    if (answer := channel.receive()) is not None:
+                    Channel(connection, _MOST_BYTES).send(kind, {}, content)
+                except (OSError, MessageError) as error:
+                    _log.debug("a server process cannot be asked about %s: %r", kind, error)
+                else:
+                    asked.append(connection)
+            answers = [self._answers[kind](content)]
+            for connection in asked:
+                try:
+                    connection.settimeout(max(0.001, deadline - time.monotonic()))
+                    if (answer := Channel(connection, _MOST_BYTES).receive()) is not None:
                         answers.append(answer.content)
-            except (OSError, MessageError) as error:
-                # It is being started, or has ended.
-                _log.debug("a server process did not answer about %s: %r", kind, error)
+                except (OSError, MessageError) as error:
+                    # It has ended, or hangs.
+                    _log.debug("a server process did not answer about %s: %r", kind, error)
         return answers
