@@ -86,7 +86,8 @@ class TestLimits:
     def test_each_process_has_its_part_rounded_up_and_0_stays_no_limit(self) -> None:
         clients = {"client_max_requests": 5, "client_max_rows": 4, "client_max_bytes": 0}
         server = {"max_queue_size": 9, "max_connections": 7, "max_calls": 1, "max_unsent_bytes": 11}
-        limits = {**clients, **server, "max_streams": 6}
+        sequences = {"max_sequences": 3, "max_state_bytes": 5}
+        limits = {**clients, **server, **sequences, "max_streams": 6}
         share = share_of(config(2, client_rate=0.5, **limits), 2)
         parts = {name: getattr(share, name) for name in limits}
         assert parts == {name: -(-limit // 2) for name, limit in limits.items()}

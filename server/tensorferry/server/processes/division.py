@@ -110,6 +110,8 @@ def share_of(config: ServerConfig, processes: int) -> ServerConfig:
             client_max_rows=part(one.client_max_rows),
             client_max_bytes=part_of_bytes(one.client_max_bytes, one),
             client_rate=one.client_rate / processes,
+            max_sequences=part(one.max_sequences),
+            max_state_bytes=part(one.max_state_bytes),
         )
 
     options = {
