@@ -7,9 +7,12 @@ import json
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
+from polling import PATIENCE
 from support.models.small import written
 from support.processes import models
 from support.processes.server import ServerProcess, running
@@ -144,8 +147,17 @@ async def test_shared_memory_of_gpus(ask: Ask) -> None:
     await ask("unregister_cuda_shared_memory")
 
 
-async def test_a_repository_is_controlled(ask: Ask, repository: Path, tmp_path: Path) -> None:
+async def test_a_repository_is_controlled(
+    ask: Ask, server: ServerProcess, repository: Path, tmp_path: Path
+) -> None:
     x = np.ones((2, 3), np.float32)
+
+    def several() -> str:
+        """Return the answer to a request for the only model, which says how many are ready."""
+        with pytest.raises(HTTPError) as refused:
+            urlopen(f"{server.ready['http']}/invocations", b"{}", timeout=PATIENCE)
+        with refused.value as answer:
+            return str(json.load(answer)["error"])
 
     async def factor(version: str = "") -> float:
         answer = await ask("infer", "scaled", [tensor("x", x, "FP32")], model_version=version)
@@ -155,8 +167,10 @@ async def test_a_repository_is_controlled(ask: Ask, repository: Path, tmp_path: 
         index = [each for each in await ask("get_model_repository_index") if each["name"] == "scaled"]
         return [each["version"] for each in index if each["state"] == "READY"]
 
+    assert "2 are ready" in several()
     await ask("load_model", "scaled")
     assert (await factor(), await versions()) == (2.0, ["1"])
+    assert "3 are ready" in several()
     # As base64, over a configuration, which may be empty.
     sent = {"file:7/model.onnx": scaled(tmp_path / "sent.onnx", 7).read_bytes()}
     await ask("load_model", "scaled", config=json.dumps({"max_batch_size": 4}), files=sent)

@@ -115,6 +115,11 @@ class InferenceService:
         return self._registry.serving and not self.lame_duck
 
     @property
+    def generation(self) -> int:
+        """Number that increases when a model is loaded, replaced or unloaded."""
+        return self._registry.generation
+
+    @property
     def tracing_enabled(self) -> bool:
         """Whether calls are traced; rejected calls are then traced too."""
         return bool(self._tracer.sources)

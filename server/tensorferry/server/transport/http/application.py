@@ -84,7 +84,7 @@ class InferenceApplication:
             certificate_of=lambda connection: connection.certificate,
         )
         self._requests = RequestTranslator(methods.metadata)
-        self._texts = TextRequests(methods.ready_models, methods.metadata)
+        self._texts = TextRequests(methods.known_models, methods.metadata)
         self._answers = AnswerTranslator()
         self._loop, self._on_loop = loop, on_loop
         self._threads = HandlerThreads(_JSON_THREADS, "http-json")
@@ -165,7 +165,7 @@ class InferenceApplication:
         return self._texts.message(form, body, parts.get("name", ""))
 
     def _only_model(self) -> str:
-        names = [model.name for model in self._methods.ready_models()]
+        names = [model.name for model in self._methods.known_models()]
         if len(names) != 1:
             raise HttpError(
                 400,

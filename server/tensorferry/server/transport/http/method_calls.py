@@ -47,6 +47,8 @@ class MethodCalls:
         self._on_loop = on_loop
         self._handlers = methods_of(extensions)
         self._threads = HandlerThreads(_THREADS, "http-method")
+        # The ready models of a generation. Needs no lock, because threads can only replace it by what is as true.
+        self._known: tuple[int, Sequence[pb.ModelMetadataResponse]] = (-1, ())
 
     def metadata(self, name: str, version: str) -> pb.ModelMetadataResponse:
         """Return the metadata of a model. Raises what the method raises."""
@@ -64,6 +66,14 @@ class MethodCalls:
             with contextlib.suppress(ServerError):
                 found.append(self.metadata(name, ""))
         return found
+
+    def known_models(self) -> Sequence[pb.ModelMetadataResponse]:
+        """Return `ready_models` as they were when a model was last loaded, replaced or unloaded."""
+        # Before the models, because one may be loaded meanwhile.
+        generation = self._service.generation
+        if self._known[0] != generation:
+            self._known = generation, self.ready_models()
+        return self._known[1]
 
     def serve(self, exchange: Exchange, target: Target, body: bytes) -> None:
         """Answer a request: of health at once, because it is asked while all threads are busy, else later.
