@@ -205,7 +205,7 @@ class Batcher(Submitter):
         elif not 0 < priority <= self.priorities:
             raise self._rejected(request, self._unknown_class(priority))
         request.rank = (priority - 1) * self._ranks_per_class
-        if self._batched and request.rows > self._settings.max_batch_size:
+        if self._batched and (request.rows > self._settings.max_batch_size or request.groups):
             return self._enqueue_split(request, notify=notify, skip_admission=skip_admission)
         try:
             displaced, run_inline = self._queue.put((request,), notify=notify, skip_admission=skip_admission)
@@ -217,10 +217,10 @@ class Batcher(Submitter):
         return run_inline
 
     def _enqueue_split(self, request: Request, *, notify: bool, skip_admission: bool) -> bool:
-        """Enqueue a request of more rows than a batch has, in parts that complete it together."""
+        """Enqueue a request of more rows than a batch has, or of groups, in parts that complete it together."""
         max_rows, complete = self._settings.max_batch_size, request.complete
         try:
-            if not self._settings.merge:
+            if not self._settings.merge and request.rows > max_rows:
                 raise RequestTooLarge(
                     f"inference request batch-size must be <= {max_rows} for {self._name!r}: "
                     f"the request has {request.rows} rows; send fewer at once"

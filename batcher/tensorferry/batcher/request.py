@@ -167,8 +167,8 @@ class Request:
     `StatefulBatcher`. `content` is None, or bytes that stand for its inputs: a batch has only one of several requests of equal
     content, and the others stay queued (see `AnswerCache`).
 
-    A request of more rows than a batch may have `groups`, if its rows differ in shape: requests of equal rows, which hold the
-    tensors and run in its place. `places` then has the place of each row among the rows of the groups.
+    A request whose rows differ in shape may have `groups`: requests of equal rows, which hold the tensors and run in its
+    place. `places` then has the place of each row among the rows of the groups.
 
     All other attributes belong to the batcher. Its queue's lock guards them.
     """

@@ -105,6 +105,34 @@ def test_a_request_that_fits_into_a_batch_is_one_batch_whose_padding_is_counted(
     assert (statistics.positions, statistics.padding_positions) == (10, 14)
 
 
+def test_a_stage_that_divides_fills_up_only_the_padded_axis(puppets: Puppets) -> None:
+    def grids(inputs: Mapping[str, Any]) -> Any:
+        """Return for each number of two digits an array of this many rows and columns."""
+        return {"grid": [np.ones(divmod(int(x), 10)) for x in inputs["x"]]}
+
+    def counts(inputs: Mapping[str, Any]) -> Any:
+        grid = inputs["grid"]
+        return {"sum": grid.sum(axis=(1, 2)), "width": np.full(len(grid), grid.shape[2])}
+
+    pipeline = puppets.pipeline(
+        Stage("grids", puppets.batcher("grids", grids, gated=False), {"x": "x"}, {"grid": "grid"}),
+        Stage(
+            "counts",
+            puppets.batcher("counts", counts, gated=False),
+            {"grid": "grid"},
+            {"sum": "sum", "width": "width"},
+            padding=Padding((4,), {"grid": PadInput(1, 0)}),
+            divides=True,
+        ),
+        outputs=["sum", "width"],
+    )
+    answers = result(pipeline.submit_rows({"x": np.array([12.0, 32, 23])}))
+    assert answers["sum"].tolist() == [2, 6, 6]
+    assert answers["width"].tolist() == [2, 2, 3]
+    result(pipeline.submit_rows({"x": np.array([12.0, 32])}))
+    assert [batch["grid"].shape for batch in puppets.runners["counts"].batches[-1:]] == [(2, 4, 2)]
+
+
 def test_its_rows_share_batches_with_other_requests() -> None:
     runner = ScriptedRunner(masked_sum, gated=True)
     with pipeline_of(runner) as pipeline:

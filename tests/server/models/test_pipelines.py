@@ -87,6 +87,24 @@ def test_rows_of_different_lengths_are_padded_and_batched_by_length(
     assert np.allclose(np.ravel(together), [np.arange(1, len(text) + 1).mean() for text in texts], atol=1e-6)
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_rows_of_a_model_that_counts_padding_run_apart(
+    named: bool, load_declared: Load, tmp_path: Path
+) -> None:
+    """A request of several texts gets the answers of each text alone."""
+    small.plain_mean(tmp_path / "mean.onnx")
+
+    @model(inputs={"text": STRING[-1]}, outputs={"x": FP32[-1, -1, 2]})
+    def letters(text: Any) -> Any:
+        return [np.array([[ord(letter)] * 2 for letter in one], np.float32) for one in text]
+
+    if named:
+        load_declared(onnx("mean.onnx"))
+    served = load_declared(pipeline("p", letters, "mean" if named else onnx("mean.onnx")))
+    means = served.batcher.submit_rows({"text": np.array(["ab", "abcde", "f", "gh"], object)}).result()["y"]
+    assert means[:, 0].tolist() == [ord("a") + 0.5, ord("c"), ord("f"), ord("g") + 0.5]
+
+
 def test_the_padding_of_a_stage_of_several_steps_has_the_pipelines_names(
     load_declared: Load, tmp_path: Path
 ) -> None:

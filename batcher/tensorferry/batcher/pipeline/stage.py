@@ -26,13 +26,16 @@ class StageModel(NamedTuple):
     `padding` plans each request. `shared` names the inputs without rows. Requests of equal `key` may share a batch. Without
     `key`, they must agree in names, datatypes, shapes behind axis 0, and the values of shared inputs. A key function is for
     a batcher with other callers, whose requests may then share batches with the stage's: requests of equal keys must agree
-    in all of that, too, and in the order of their inputs.
+    in all of that, too, and in the order of their inputs. If it `divides`, the rows of a request run apart if they differ in
+    length along an axis that is not padded, for a model whose answers may depend on that. Otherwise the shorter ones are
+    filled up.
     """
 
     batcher: Batcher | Pipeline
     padding: Padding | None = None
     shared: frozenset[str] = _NONE
     key: KeyFunction | None = None
+    divides: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,8 +47,8 @@ class Stage:
 
     `batcher` belongs to the pipeline, which drains and closes it. It may also be a function that returns the `StageModel`
     for a request. It is called for each request, on any thread, and must not block: for a model that has other callers,
-    too, and may be replaced. An exception that it raises is the request's. `padding`, `shared` and `key` are those of a
-    `StageModel`; a function gives its own.
+    too, and may be replaced. An exception that it raises is the request's. `padding`, `shared`, `key` and `divides` are
+    those of a `StageModel`; a function gives its own.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Stage:
     padding: Padding | None = None
     shared: frozenset[str] = _NONE
     key: KeyFunction | None = None
+    divides: bool = False
     # None if the function returns it.
     own: StageModel | None = field(init=False, repr=False, compare=False)
     model: Callable[[], StageModel] = field(init=False, repr=False, compare=False)
@@ -69,12 +73,12 @@ class Stage:
             raise ValueError(
                 f"stage {self.name!r} shares {sorted(unknown)}; its inputs are {list(self.inputs)}"
             )
-        given = self.padding, self.shared, self.key
+        given = self.padding, self.shared, self.key, self.divides
         own: StageModel | None = None
         if callable(self.batcher):
-            if given != (None, _NONE, None):
+            if given != (None, _NONE, None, False):
                 raise ValueError(
-                    f"stage {self.name!r} gets its batcher from a function; padding, shared and key belong to the "
+                    f"stage {self.name!r} gets its batcher from a function; padding, shared, key and divides belong to the "
                     "StageModel that it returns"
                 )
             lookup = self.batcher

@@ -49,8 +49,11 @@ class RequestMaker:
         self._pads: Mapping[str, PadInput] = inputs if isinstance(inputs, Mapping) else {}
         # Requests of more rows are divided by their lengths. Those to a pipeline are not: its stages divide them.
         self._undivided: float = math.inf
-        if self._pads and self._batched and isinstance(model.batcher, Batcher):
-            self._undivided = model.batcher.settings.max_batch_size
+        self._divides = False
+        if self._batched and isinstance(model.batcher, Batcher):
+            self._divides = model.divides
+            if self._pads:
+                self._undivided = model.batcher.settings.max_batch_size
         # Layouts by the tensors' dtypes and shapes. Those of strings and of shared inputs depend on values, too.
         self._layouts: dict[Hashable, Layout] = {}
 
@@ -61,15 +64,15 @@ class RequestMaker:
 
         Raises ModelOutputError if they do not fit together, or InvalidRequest if all are the caller's.
         """
-        tensors, known, stacked, undivided = [], not self._shared, 0, self._undivided
+        tensors, known, stacked, equal = [], not self._shared, 0, False
         for name, value in zip(self._names, values, strict=True):
             if type(value) is not Tensor:
                 if type(value) is not np.ndarray:
-                    if len(value) > undivided:
+                    if not equal and self._run_apart(name, value):
                         if (divided := self._divided(values, whole, deadline)) is not None:
                             divided.complete = complete
                             return divided
-                        undivided = math.inf
+                        equal = True
                     pad = self._pads.get(name)
                     array = array_of(value, self._input(name), None if pad is None else pad.value)
                     stacked = max(stacked, self._stacked(name, value, array))
@@ -149,6 +152,18 @@ class RequestMaker:
 
     def _input(self, name: str) -> str:
         return f"input {name!r} of stage {self._stage.name!r}"
+
+    def _run_apart(self, name: str, rows: Sequence[Any]) -> bool:
+        """Whether the rows of an input are divided if they differ in shape."""
+        if len(rows) > self._undivided:
+            return True
+        if not self._divides or len(rows) < 2:
+            return False
+        if (pad := self._pads.get(name)) is None:
+            return True
+        # Only the length of the padded axis is known to change no answers.
+        shapes = map(np.shape, rows)
+        return len({(shape[: pad.axis - 1], shape[pad.axis :]) for shape in shapes}) > 1
 
     def _stacked(self, name: str, rows: Sequence[Any], array: Array) -> int:
         """Return how many positions of the padded axis were added to the rows of an input to make an array of them."""

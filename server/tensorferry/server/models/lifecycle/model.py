@@ -79,7 +79,14 @@ class Model:
 
     def __post_init__(self) -> None:
         stage = stage_model(
-            self.name, self.batcher, self.padding, self.signature, self.empty_axes, batched=self.batched
+            self.name,
+            self.batcher,
+            self.padding,
+            self.signature,
+            self.empty_axes,
+            batched=self.batched,
+            # An ONNX model by itself has no steps.
+            divides=not self.steps or any(step.kind == "onnx" for step in self.steps),
         )
         object.__setattr__(self, "stage", stage)
 

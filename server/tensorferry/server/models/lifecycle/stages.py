@@ -228,7 +228,16 @@ class _StageBuilder:
             outputs = {own: tensor for own, tensor in placed.outputs.items() if tensor in planned.outputs}
             shared = frozenset(own for own, tensor in inputs.items() if tensor in shared)
         key = None if shared else _shapes_key
-        return Stage(planned.name, batcher, inputs, outputs, padding=self.padding, shared=shared, key=key)
+        return Stage(
+            planned.name,
+            batcher,
+            inputs,
+            outputs,
+            padding=self.padding,
+            shared=shared,
+            key=key,
+            divides=not all(step.python for step in self._loaded),
+        )
 
     def described(self) -> tuple[ModelStep, ...]:
         """Return the steps, for metrics and the status page."""
@@ -311,6 +320,7 @@ def _stage_of_model(planned: PlannedStage, used: ModelReference, context: LoadCo
             model.empty_axes,
             batched=model.batched,
             alone=varies or model.batching_verdict == "tested",
+            divides=model.stage.divides,
         )
 
     outputs = {own: tensor for own, tensor in placed.outputs.items() if tensor in planned.outputs}

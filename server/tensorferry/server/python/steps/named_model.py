@@ -73,10 +73,11 @@ def stage_model(
     *,
     batched: bool,
     alone: bool = False,
+    divides: bool = False,
 ) -> StageModel:
     """Return how requests of steps are made for a model. `signature` has the inputs that they give.
 
-    If `alone`, no request shares a batch.
+    If `alone`, no request shares a batch, and none is padded. `divides` is as in `StageModel`.
     """
     shared = sorted(signature.shared_inputs(batched=batched))
     check = _shape_check(name, signature, empty_axes)
@@ -90,7 +91,8 @@ def stage_model(
             return tuple(shapes)
         return "step", tuple(shapes), tuple([(tensors[at].shape, _value(tensors[at])) for at in shared])
 
-    return StageModel(batcher, padding, frozenset(signature.inputs[at].name for at in shared), key)
+    names = frozenset(signature.inputs[at].name for at in shared)
+    return StageModel(batcher, None if alone else padding, names, key, divides)
 
 
 def _value(tensor: Tensor) -> Hashable:
