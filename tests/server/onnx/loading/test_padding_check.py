@@ -244,6 +244,17 @@ def test_a_difference_in_some_rows_only_is_found(
     assert found in reason(model, lengths)
 
 
+@pytest.mark.parametrize("datatype", ["BF16", "INT8"])
+def test_a_maximum_of_negative_numbers_is_found_in_each_datatype_of_numbers(datatype: str) -> None:
+    """BF16 is stored as integers, whose highest bit is the sign."""
+
+    def model(x: Array) -> Array:
+        numbers = x.view(ml_dtypes.bfloat16).astype(float) if datatype == "BF16" else x
+        return np.where((numbers.max(1, keepdims=True) > 0) | (x != 0).all(1, keepdims=True), x, 0)
+
+    assert "of a row of length" in reason(model, (64,), datatype)
+
+
 def test_values_that_the_model_rejects_are_left_out() -> None:
     def model(x: Array) -> Array:
         if np.abs(x).max() > 20 or (x < 0).all():
@@ -265,6 +276,23 @@ def test_a_random_row_is_never_all_padding() -> None:
 
 
 # The service.
+
+
+def test_an_optional_input_with_the_padded_axis_is_not_left_short(load: Load) -> None:
+    """It has no pad value, so a request that gives it runs alone and unpadded."""
+
+    def masked_sum(path: Path) -> Path:
+        text = "(int64[batch, sequence] ids, int64[batch, sequence] mask) => (int64[batch] y)"
+        nodes = "{ left = Mul (ids, mask) y = ReduceSum <keepdims = 0> (left, axis) }"
+        return small.written(path, text + nodes, axis=np.array([1]), mask=np.ones((1, 1), np.int64))
+
+    model = load(masked_sum, pad_lengths=LENGTHS, pad_values=(("ids", "7"),), batching="trust")
+    assert model.padding is not None
+    registry = ModelRegistry()
+    registry.mark_ready(model)
+    inputs = {"ids": np.array([[3, 4, 5]]), "mask": np.array([[1, 0, 1]])}
+    response = infer(InferenceService(registry), request(inputs))
+    assert np.frombuffer(response.raw_output_contents[0], np.int64).tolist() == [8]
 
 
 def test_inputs_of_different_lengths_in_one_request_are_an_error_despite_padding(load: Load) -> None:

@@ -38,11 +38,18 @@ def test_of_two_functions_the_shorter_lengths_are_used() -> None:
         (model(ids=("batch", 128), mask=("batch", 128)), "input 'ids' has the fixed length 128"),
         (model(ids=("batch",), mask=("batch",)), "axis 1 of input 'ids' has no name"),
         (model(ids=("batch", "a"), mask=("batch", "b")), "axis 1 of its inputs has different names"),
+        (model(ids=("batch", "seq", "seq"), mask=("batch", "seq")), "'ids' has the axis 'seq' more than once"),
         (model(ids=("batch", "seq"), mask=("batch", "seq"), types=("batch", "seq")), "input 'types' also has the axis 'seq', and no pad value"),
     ],
 )  # fmt: skip
 def test_the_reason_is_given_if_there_is_no_padding(given: Signature, reason: str) -> None:
     assert reason in str(default_padding(given, {"ids": IDS, "mask": MASK}))
+
+
+def test_an_encoder_that_gives_its_attention_has_no_default_padding() -> None:
+    attention = spec("attention", "FP32", "batch", "seq", "seq")
+    given = signature(spec("ids", "INT64", "batch", "seq"), outputs=(attention,))
+    assert "'attention' has the axis 'seq' more than once" in str(default_padding(given, {"ids": IDS}))
 
 
 def padding_of(path: Path, ragged: dict[str, RaggedInput], config: ServerConfig) -> Padding | None:

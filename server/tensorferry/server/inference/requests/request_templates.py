@@ -232,8 +232,9 @@ def _response_template(model: Model, response_spec: ResponseSpec, max_bytes: flo
 
 def _template_of(model: Model, decoded: DecodedRequest, response: ResponseTemplate) -> RequestTemplate:
     names, parameters = tuple([spec.name for spec in decoded.signature.inputs]), decoded.parameters
-    padding = None
-    if model.padding is not None:
+    padding, alone = None, _runs_alone(model, decoded)
+    # An optional input with the padded axis has no pad value.
+    if model.padding is not None and not alone:
         padding = model.padding.plan(names, [(tensor.dtype, tensor.shape) for tensor in decoded.tensors])
     timeout, max_queue_time = min(parameters.timeout, model.slo), math.inf
     if model.batcher.policies:
@@ -247,7 +248,7 @@ def _template_of(model: Model, decoded: DecodedRequest, response: ResponseTempla
         decoded.shared,
         rows=decoded.rows,
         nbytes=decoded.nbytes if padding is None else decoded.nbytes + padding.added_bytes,
-        key=_batch_key(decoded.key if padding is None else padding.shapes, model, decoded),
+        key=object() if alone else _batch_key(decoded.key if padding is None else padding.shapes, decoded),
         # As in Triton, an unknown class means the default.
         priority=parameters.priority if parameters.priority <= model.batcher.priorities else 0,
         timeout=timeout,
@@ -275,11 +276,9 @@ def _sequence_of(model: Model, decoded: DecodedRequest) -> SequenceTag | None:
     return SequenceTag(number, start=start, end=end, wanted=wanted)
 
 
-def _batch_key(shapes: Hashable, model: Model, decoded: DecodedRequest) -> Hashable:
+def _batch_key(shapes: Hashable, decoded: DecodedRequest) -> Hashable:
     """Return what requests of one batch have in common: the shapes of their rows, and the inputs without rows."""
     inputs = decoded.signature.inputs
-    if _runs_alone(model, decoded):
-        return object()
     if not decoded.shared:
         return shapes
     return shapes, tuple(

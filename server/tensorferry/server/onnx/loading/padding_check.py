@@ -1,8 +1,8 @@
 """Padding of inputs to common lengths: its parsing, and the check that it changes no answers.
 
 Random rows of several lengths are run alone without padding, then padded, alone and together with rows of other
-lengths. Some rows are all negative, and some have large values beside rows with small ones; they show a maximum over
-the axis that counts padding of 0. A model whose answers change with the padding is served unpadded, for instance one with
+lengths. Some rows are all negative, except for integers of 32 bits and more, and some have large values beside rows with
+small ones; they show a maximum over the axis that counts padding of 0. A model whose answers change with the padding is served unpadded, for instance one with
 a mean over the axis or attention without a mask.
 """
 
@@ -27,6 +27,7 @@ from tensorferry.server.runtime.checks.sampling import (
     Array,
     Run,
     array_of_floats,
+    as_float64,
     describe_difference,
     random_inputs,
 )
@@ -37,7 +38,10 @@ _STEPS_ON_CPU = 8
 
 _log = logging.getLogger("tensorferry.server")
 
-# Changes the floats of the row at a position of a batch.
+# Integers that are numbers, such as samples of a sound. Larger ones are mostly ids and masks, which are never negative.
+_SMALL_INTEGERS = ("INT8", "INT16")
+
+# Changes the numbers of the row at a position of a batch, in float64.
 _Change = Callable[[Array, int], Array]
 
 
@@ -106,12 +110,12 @@ def _value(spec: TensorSpec, text: str) -> Any:
         ) from None
 
 
-def _large_or_small(floats: Array, position: int) -> Array:
-    return np.asarray(floats * floats.dtype.type(100 if position % 2 else 0.01))
+def _large_or_small(numbers: Array, position: int) -> Array:
+    return np.asarray(numbers * (100 if position % 2 else 0.01))
 
 
 # None for random values as they are.
-_CHANGES: tuple[_Change | None, ...] = (None, lambda floats, position: -np.abs(floats), _large_or_small)
+_CHANGES: tuple[_Change | None, ...] = (None, lambda numbers, position: -np.abs(numbers), _large_or_small)
 
 
 def padding_dependence(
@@ -165,11 +169,11 @@ class _PaddingCheck(NamedTuple):
         lengths = sorted(
             {max(shorter + 1, padded - 1), shorter + 1, (shorter + 1 + padded) // 2, padded}, reverse=True
         )
-        floats = [spec.name for spec in self.signature.inputs if spec.datatype.storage.kind == "f"]
         samples = [self._random_row(length) for length in lengths]
         if change is not None:
             for position, sample in enumerate(samples):
-                sample.update({name: change(sample[name], position) for name in floats})
+                for spec in self.signature.inputs:
+                    sample[spec.name] = _changed(spec, sample[spec.name], change, position)
         try:
             alone = [self.run(inputs) for inputs in samples]
         except Exception:
@@ -205,6 +209,16 @@ class _PaddingCheck(NamedTuple):
                 first = np.moveaxis(inputs[spec.name], pad.axis, 0)[0]
                 first[first == pad.value] = 0 if pad.value else 1
         return inputs
+
+
+def _changed(spec: TensorSpec, array: Array, change: _Change, position: int) -> Array:
+    """Return the changed numbers of an input; others as they are."""
+    if spec.is_float:
+        return array_of_floats(change(as_float64(array, spec), position), spec.datatype)
+    if spec.datatype.name in _SMALL_INTEGERS:
+        # Not 0, which may be the pad value.
+        return change(array + 1.0, position).astype(spec.datatype.storage)
+    return array
 
 
 def declared_padding(prepared: PreparedModel, server_config: ServerConfig) -> Padding | None:

@@ -66,5 +66,8 @@ def default_padding(
     others = [spec.name for spec in signature.inputs if axis in spec.dims[1:] and spec.name not in axes]
     if others:
         return f"input {others[0]!r} also has the axis {axis!r}, and no pad value"
+    for spec in signature.inputs + signature.outputs:
+        if spec.dims[1:].count(axis) > 1:
+            return f"{spec.name!r} has the axis {axis!r} more than once, and only one axis of a tensor can be padded"
     lengths = min((ragged[name].lengths for name in axes), key=lambda each: each[-1])
     return PadLengths(axis, lengths), tuple((name, str(ragged[name].value)) for name in axes)

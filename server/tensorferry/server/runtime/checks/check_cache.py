@@ -25,7 +25,7 @@ from tensorferry.server.system.threads import ThreadKind, new_thread
 _log = logging.getLogger("tensorferry.server")
 
 # To be increased when the checks or the format of the cache change.
-_VERSION = 11
+_VERSION = 12
 
 
 def cache_directory() -> Path | None:
