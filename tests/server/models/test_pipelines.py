@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 from support.models import sentence_encoder, small
 from support.models.declared import Load
+from support.server.rig import infer, request
 
 from tensorferry.batcher import Batcher, Pipeline, Request
 from tensorferry.server.errors import InvalidRequestError, StartError, StepFailedError
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.python.functions.app_file import import_app
 from tensorferry.serving import (
     FP32,
@@ -123,6 +126,19 @@ def test_the_padding_of_a_stage_of_several_steps_has_the_pipelines_names(
     ones = np.ones((1, 3), np.int64)
     answer = served.batcher.submit_rows({"numbers": ones * 2, "which": ones}).result()
     assert np.allclose(answer["negative"], -2)
+
+
+def test_a_padded_output_that_a_pipeline_leaves_out_is_not_missed(
+    load_declared: Load, tmp_path: Path
+) -> None:
+    small.masked_mean(tmp_path / "mean.onnx")
+    mean = onnx("mean.onnx", pad_lengths=("sequence", [4]), pad_values={"ids": 0, "mask": 0})
+    served = load_declared(pipeline("p", step(mean, inputs={"ids": "numbers"}), outputs=["mean"]))
+    registry = ModelRegistry()
+    registry.mark_ready(served)
+    ones = np.ones((1, 3), np.int64)
+    response = infer(InferenceService(registry), request({"numbers": ones, "mask": ones}, model="p"))
+    assert [(output.name, [*output.shape]) for output in response.outputs] == [("mean", [1, 4])]
 
 
 def test_a_served_model_is_a_step_by_its_name(load_declared: Load, tmp_path: Path) -> None:

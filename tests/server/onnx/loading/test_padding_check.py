@@ -255,6 +255,20 @@ def test_a_maximum_of_negative_numbers_is_found_in_each_datatype_of_numbers(data
     assert "of a row of length" in reason(model, (64,), datatype)
 
 
+def test_padding_that_the_input_of_a_length_hides_is_found() -> None:
+    """Random lengths are 0 or 1, so that only the first position counts."""
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        x, length = inputs["x"], inputs["length"]
+        counts = np.arange(x.shape[1]) < length[:, np.newaxis]
+        return {"y": (x + (np.roll(x, -1, axis=1) == 0)) * (counts & (length[:, np.newaxis] > 1))}
+
+    numbers, length = spec("x", "FP32", "batch", "sequence"), spec("length", "INT64", "batch")
+    made = signature(numbers, length, outputs=(spec("y", "FP32", "batch", "sequence"),))
+    padding = Padding((8,), {"x": PadInput(1, 0)}, {"y": 1})
+    assert "of a row of length 7 changes" in padding_dependence(made, run, padding, "sequence", 4)
+
+
 def test_values_that_the_model_rejects_are_left_out() -> None:
     def model(x: Array) -> Array:
         if np.abs(x).max() > 20 or (x < 0).all():

@@ -190,7 +190,11 @@ class _StageBuilder:
         return replace(
             padding,
             inputs={placed.inputs[name]: pad for name, pad in padding.inputs.items()},
-            outputs={placed.outputs[name]: axis for name, axis in outputs.items()},
+            outputs={
+                tensor: axis
+                for name, axis in outputs.items()
+                if (tensor := placed.outputs[name]) in self._planned.outputs
+            },
         )
 
     def batcher(self, name: str, hook: ResponseBurstHook | None, clients: ClientPolicy | None) -> Batcher:

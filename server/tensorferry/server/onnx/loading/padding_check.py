@@ -2,7 +2,8 @@
 
 Random rows of several lengths are run alone without padding, then padded, alone and together with rows of other
 lengths. Some rows are all negative, except for integers of 32 bits and more, and some have large values beside rows with
-small ones; they show a maximum over the axis that counts padding of 0. A model whose answers change with the padding is served unpadded, for instance one with
+small ones; they show a maximum over the axis that counts padding of 0. Integers without the axis are the row's length in
+some rows, because a model may read that in place of a mask. A model whose answers change with the padding is served unpadded, for instance one with
 a mean over the axis or attention without a mask.
 """
 
@@ -41,8 +42,8 @@ _log = logging.getLogger("tensorferry.server")
 # Integers that are numbers, such as samples of a sound. Larger ones are mostly ids and masks, which are never negative.
 _SMALL_INTEGERS = ("INT8", "INT16")
 
-# Changes the numbers of the row at a position of a batch, in float64.
-_Change = Callable[[Array, int], Array]
+# Changes an input of the row of a length at a position of a batch.
+_Change = Callable[[TensorSpec, Array, int, int], Array]
 
 
 def parse_padding(
@@ -110,12 +111,21 @@ def _value(spec: TensorSpec, text: str) -> Any:
         ) from None
 
 
-def _large_or_small(numbers: Array, position: int) -> Array:
-    return np.asarray(numbers * (100 if position % 2 else 0.01))
+def _negative(spec: TensorSpec, array: Array, position: int, length: int) -> Array:
+    if spec.is_float:
+        return array_of_floats(-np.abs(as_float64(array, spec)), spec.datatype)
+    # Not 0, which may be the pad value.
+    return np.asarray(-1 - np.abs(array)) if spec.datatype.name in _SMALL_INTEGERS else array
+
+
+def _large_or_small(spec: TensorSpec, array: Array, position: int, length: int) -> Array:
+    if not spec.is_float:
+        return array
+    return array_of_floats(as_float64(array, spec) * (100 if position % 2 else 0.01), spec.datatype)
 
 
 # None for random values as they are.
-_CHANGES: tuple[_Change | None, ...] = (None, lambda numbers, position: -np.abs(numbers), _large_or_small)
+_CHANGES: tuple[_Change | None, ...] = (None, _negative, _large_or_small)
 
 
 def padding_dependence(
@@ -135,12 +145,15 @@ def padding_dependence(
     are as in `ComparisonSettings`. A length that is `known` to change nothing is not tried, and `keep` gets each that was.
     """
     check = _PaddingCheck(signature, run, padding, axis, size, precision)
+    changes = [*_CHANGES]
+    if any(map(check.may_be_length, signature.inputs)):
+        changes.append(check.with_length)
     first, *others = zip((0, *padding.lengths), padding.lengths, strict=False)
     # The longest is the most different.
     for shorter, length in (first, *reversed(others)):
         if known(length):
             continue
-        for change in _CHANGES:
+        for change in changes:
             if budget is not None and length != first[1] and not budget.allows(1):
                 return ""
             try:
@@ -173,7 +186,7 @@ class _PaddingCheck(NamedTuple):
         if change is not None:
             for position, sample in enumerate(samples):
                 for spec in self.signature.inputs:
-                    sample[spec.name] = _changed(spec, sample[spec.name], change, position)
+                    sample[spec.name] = change(spec, sample[spec.name], position, lengths[position])
         try:
             alone = [self.run(inputs) for inputs in samples]
         except Exception:
@@ -195,6 +208,18 @@ class _PaddingCheck(NamedTuple):
                         return f"output {spec.name!r} of a row of length {length} changes when it is {how}: {difference}"
         return ""
 
+    def may_be_length(self, spec: TensorSpec) -> bool:
+        """Whether an input may have the lengths of rows: it has integers, and not the padded axis."""
+        return (
+            self.axis not in spec.dims[1:]
+            and spec.datatype.storage.kind in "iu"
+            and spec.datatype.size >= np.dtype(np.int32).itemsize
+        )
+
+    def with_length(self, spec: TensorSpec, array: Array, position: int, length: int) -> Array:
+        """Return an input that may have the lengths of rows with them."""
+        return np.full_like(array, length) if self.may_be_length(spec) else array
+
     def _random_row(self, length: int) -> dict[str, Array]:
         """Return a random row of this length whose first position is not padding in every input.
 
@@ -209,16 +234,6 @@ class _PaddingCheck(NamedTuple):
                 first = np.moveaxis(inputs[spec.name], pad.axis, 0)[0]
                 first[first == pad.value] = 0 if pad.value else 1
         return inputs
-
-
-def _changed(spec: TensorSpec, array: Array, change: _Change, position: int) -> Array:
-    """Return the changed numbers of an input; others as they are."""
-    if spec.is_float:
-        return array_of_floats(change(as_float64(array, spec), position), spec.datatype)
-    if spec.datatype.name in _SMALL_INTEGERS:
-        # Not 0, which may be the pad value.
-        return change(array + 1.0, position).astype(spec.datatype.storage)
-    return array
 
 
 def declared_padding(prepared: PreparedModel, server_config: ServerConfig) -> Padding | None:
