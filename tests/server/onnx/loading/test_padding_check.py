@@ -204,9 +204,10 @@ def test_every_datatype_and_set_of_lengths_passes() -> None:
         assert reason(lambda x: x, lengths) == ""
 
 
-def test_lengths_for_which_there_was_no_time_are_tried_by_the_next_load() -> None:
-    kept: set[int] = set()
+def test_what_there_was_no_time_for_is_tried_by_the_next_load() -> None:
+    kept: set[tuple[int, int]] = set()
     tried: list[int] = []
+    first = {(4, kind) for kind in range(3)}
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         tried.append(inputs["x"].shape[1])
@@ -216,14 +217,29 @@ def test_lengths_for_which_there_was_no_time_are_tried_by_the_next_load() -> Non
         spec("x", "FP32", "batch", "sequence"), outputs=(spec("y", "FP32", "batch", "sequence"),)
     )
     padding = Padding((4, 8), {"x": PadInput(1, 0)}, {"y": 1})
-    for budget, lengths in ((LoadBudget(0.0), {4}), (None, {4, 8})):
+    no_time = LoadBudget(0.0)
+    time_for_one_kind = LoadBudget(1.0, iter((0.0, 0.0, 2.0)).__next__)
+    for budget, known in (
+        (no_time, first),
+        (time_for_one_kind, {*first, (8, 0)}),
+        (None, {(length, kind) for length in (4, 8) for kind in range(3)}),
+    ):
         tried.clear()
-        assert (
-            padding_dependence(made, run, padding, "sequence", 4, 0.0, budget, kept.__contains__, kept.add)
-            == ""
+        reason = padding_dependence(
+            made,
+            run,
+            padding,
+            "sequence",
+            4,
+            0.0,
+            budget,
+            lambda *which: which in kept,
+            lambda *which: kept.add(which),
         )
-        assert kept == lengths
+        assert reason == ""
+        assert kept == known
     assert min(tried) > 4, "the first length is known"
+    assert len(tried) == 2 * 9, "so is one kind of rows of the other"
 
 
 @pytest.mark.parametrize(

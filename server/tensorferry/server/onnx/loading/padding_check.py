@@ -136,13 +136,14 @@ def padding_dependence(
     size: int,
     precision: float = 0.0,
     budget: LoadBudget | None = None,
-    known: Callable[[int], bool] = lambda length: False,
-    keep: Callable[[int], None] = lambda length: None,
+    known: Callable[[int, int], bool] = lambda length, number: False,
+    keep: Callable[[int, int], None] = lambda length, number: None,
 ) -> str:
     """Return why padding changes the answers of a model; "" if it does not. Never raises.
 
     `size` is the length of the dynamic axes other than the batch axis and the padded one, `axis`. `precision` and `budget`
-    are as in `ComparisonSettings`. A length that is `known` to change nothing is not tried, and `keep` gets each that was.
+    are as in `ComparisonSettings`. Each length is tried with several kinds of rows, which are numbered. Those that are `known`
+    to show no change are not tried, and `keep` gets each that was: one load may have no time for all kinds of a length.
     """
     check = _PaddingCheck(signature, run, padding, axis, size, precision)
     changes = [*_CHANGES]
@@ -151,9 +152,9 @@ def padding_dependence(
     first, *others = zip((0, *padding.lengths), padding.lengths, strict=False)
     # The longest is the most different.
     for shorter, length in (first, *reversed(others)):
-        if known(length):
-            continue
-        for change in changes:
+        for number, change in enumerate(changes):
+            if known(length, number):
+                continue
             if budget is not None and length != first[1] and not budget.allows(1):
                 return ""
             try:
@@ -162,7 +163,7 @@ def padding_dependence(
                 reason = f"it does not run on rows padded to {length} ({error})"
             if reason:
                 return reason
-        keep(length)
+            keep(length, number)
     return ""
 
 
@@ -271,7 +272,7 @@ def decide_padding(
     signature, axis = prepared.io_mapping.signature, server_config.pad_lengths.axis
     whole = replace(declared, steps=1)
     conditions = (signature, whole, axis, prepared.working_size, prepared.precision)
-    # Each length by itself, because the budget may be too small for all. The next load tries those that are left.
+    # Each by itself, because the budget may be too small for all. The next load tries those that are left.
     reason = padding_dependence(
         signature,
         run,
@@ -280,8 +281,8 @@ def decide_padding(
         prepared.working_size or 1,
         prepared.precision,
         prepared.budget,
-        lambda length: prepared.cache.get("padding", (*conditions, length)) == "",
-        lambda length: prepared.cache.put("padding", (*conditions, length), ""),
+        lambda *which: prepared.cache.get("padding", (*conditions, *which)) == "",
+        lambda *which: prepared.cache.put("padding", (*conditions, *which), ""),
     )
     if reason:
         _log.warning(
