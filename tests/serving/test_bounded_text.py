@@ -197,6 +197,13 @@ def test_rows_are_those_of_whole_pairs(max_length: int) -> None:
         assert ids(bounded, *columns) == expected
 
 
+def test_a_pair_without_special_tokens_says_which_text_a_token_is_of() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "hi": 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    (encoding,) = BoundedTokenizer(tokenizer, ["query", "passage"]).encode([["hi"], ["a hi"]])
+    assert (encoding.ids, encoding.type_ids) == ([1, 0, 1], [0, 1, 1])
+
+
 def test_a_pair_of_texts_that_are_both_too_long_is_refused_only_if_the_longer_one_matters() -> None:
     tokenizer = wordpiece()
     texts = "lazy " * 500, "dog " * 501

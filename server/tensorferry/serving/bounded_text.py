@@ -63,6 +63,11 @@ class BoundedTokenizer:
         bound = max(_LEAST_BOUND, _CHARACTERS_PER_TOKEN * self._kept)
         self.most_characters = first if pairs and self._kept else bound
         special = tokenizer.num_special_tokens_to_add(pairs)
+        # "fast" leaves out the positions of the tokens in the text, and, of a pair without special tokens, which text they are
+        # of.
+        self._encode = tokenizer.encode_batch_fast
+        if lists or (pairs and not special):
+            self._encode = tokenizer.encode_batch
         # The part of a text that fills a row by itself must fill one of a pair.
         alone = tokenizer.num_special_tokens_to_add(False)
         cuts = self._kept > special >= alone and _cuts_at_blanks(tokenizer)
@@ -73,8 +78,6 @@ class BoundedTokenizer:
 
     def encode(self, columns: Sequence[list[str]]) -> Iterator[Encoding]:
         """Yield the encoding of each row, given the texts of each input. InvalidInput for a text above the bound."""
-        # "fast" leaves out the positions of the tokens in the text.
-        encode = self._tokenizer.encode_batch if self._lists else self._tokenizer.encode_batch_fast
         at_once = _ROWS_AT_ONCE[len(columns)]
         for first in range(0, len(columns[0]), at_once):
             parts = [
@@ -83,7 +86,7 @@ class BoundedTokenizer:
             ]
             if self._compares:
                 self._check_the_longer_is_known([texts[first : first + at_once] for texts in columns], parts)
-            yield from encode(parts[0] if len(parts) == 1 else list(zip(*parts, strict=True)))
+            yield from self._encode(parts[0] if len(parts) == 1 else list(zip(*parts, strict=True)))
 
     def _cut(self, name: str, texts: list[str]) -> list[str]:
         """Return the texts, or parts of them that give the same tokens; InvalidInput if neither is within the bound."""
