@@ -167,6 +167,8 @@ class Request:
     `StatefulBatcher`. `content` is None, or bytes that stand for its inputs: a batch has only one of several requests of equal
     content, and the others stay queued (see `AnswerCache`).
 
+    One of a stage that is a pipeline may have a list of rows, which differ in shape, in place of a tensor.
+
     A request whose rows differ in shape may have `groups`: requests of equal rows, which hold the tensors and run in its
     place. `places` then has the place of each row among the rows of the groups.
 

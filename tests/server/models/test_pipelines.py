@@ -90,9 +90,9 @@ def test_rows_of_different_lengths_are_padded_and_batched_by_length(
     assert np.allclose(np.ravel(together), [np.arange(1, len(text) + 1).mean() for text in texts], atol=1e-6)
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("kind", ["own", "named", "pipeline"])
 def test_rows_of_a_model_that_counts_padding_run_apart(
-    named: bool, load_declared: Load, tmp_path: Path
+    kind: str, load_declared: Load, tmp_path: Path
 ) -> None:
     """A request of several texts gets the answers of each text alone."""
     small.plain_mean(tmp_path / "mean.onnx")
@@ -101,9 +101,16 @@ def test_rows_of_a_model_that_counts_padding_run_apart(
     def letters(text: Any) -> Any:
         return [np.array([[ord(letter)] * 2 for letter in one], np.float32) for one in text]
 
-    if named:
-        load_declared(onnx("mean.onnx"))
-    served = load_declared(pipeline("p", letters, "mean" if named else onnx("mean.onnx")))
+    @model(inputs={"y": FP32[-1, 2]}, outputs={"same": FP32[-1, 2]}, max_batch_size=8)
+    def keep(y: Any) -> Any:
+        return y
+
+    mean: Any = onnx("mean.onnx")
+    if kind == "named":
+        mean = load_declared(mean).name
+    elif kind == "pipeline":
+        mean = load_declared(pipeline("inner", mean, keep, outputs=["y", "same"])).name
+    served = load_declared(pipeline("p", letters, mean))
     means = served.batcher.submit_rows({"text": np.array(["ab", "abcde", "f", "gh"], object)}).result()["y"]
     assert means[:, 0].tolist() == [ord("a") + 0.5, ord("c"), ord("f"), ord("g") + 0.5]
 

@@ -47,7 +47,9 @@ class RequestMaker:
         self._priorities = model.batcher.priorities
         inputs = model.padding.inputs if model.padding is not None else None
         self._pads: Mapping[str, PadInput] = inputs if isinstance(inputs, Mapping) else {}
-        # Requests of more rows are divided by their lengths. Those to a pipeline are not: its stages divide them.
+        # Requests of more rows are divided by their lengths. Those to a pipeline are not: its stages get the rows, and divide
+        # them.
+        self._passes_rows = not isinstance(model.batcher, Batcher)
         self._undivided: float = math.inf
         self._divides = False
         if self._batched and isinstance(model.batcher, Batcher):
@@ -64,7 +66,9 @@ class RequestMaker:
 
         Raises ModelOutputError if they do not fit together, or InvalidRequest if all are the caller's.
         """
-        tensors, known, stacked, equal = [], not self._shared, 0, False
+        tensors: list[Any] = []
+        known, stacked, equal = not self._shared, 0, False
+        rows_by_place: dict[int, Any] = {}
         for name, value in zip(self._names, values, strict=True):
             if type(value) is not Tensor:
                 if type(value) is not np.ndarray:
@@ -76,6 +80,8 @@ class RequestMaker:
                     pad = self._pads.get(name)
                     array = array_of(value, self._input(name), None if pad is None else pad.value)
                     stacked = max(stacked, self._stacked(name, value, array))
+                    if self._passes_rows and len(set(map(np.shape, value))) > 1:
+                        rows_by_place[len(tensors)] = value
                     value = array
                 value = tensor_of(value)
             tensors.append(value)
@@ -96,6 +102,8 @@ class RequestMaker:
         if stacked and padding is not None:
             padding = padding._replace(stacked=stacked)
         priority = whole.priority
+        for place, value in rows_by_place.items():
+            tensors[place] = value
         return Request(
             tuple(tensors),
             complete,
