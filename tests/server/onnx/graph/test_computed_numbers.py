@@ -36,6 +36,9 @@ BY_NUMBER_OF_ROWS = {
 _LENGTH = """m = Shape <start = 1, end = 2> (x) s = Shape <start = 0, end = 1> (x) one = Constant <value_ints = [1]> ()
     two = Constant <value_ints = [2]> () last = Constant <value_ints = [-1]> () f = Cast <to = 1> (m)
     f2 = Constant <value_floats = [2.0]> () h = Div (f, f2) v = Tile (x, t) t = Constant <value_ints = [1, 12]> () """
+# `a` is 0 if there are 5 columns.
+_COPIED = """t1 = Concat <axis = 0> (s, a, last) r1 = Reshape (x, t1) p = Transpose <perm = [1, 0, 2]> (r1)
+    t2 = Concat <axis = 0> (one, a, s, last) r2 = Reshape (p, t2) y = Transpose <perm = [2, 0, 1, 3]> (r2)"""
 # The rows behind as many elements as there are of `b`, which were as many as there are of `a`.
 _MOVED = """t1 = Concat <axis = 0> (s, a, last) r1 = Reshape (v, t1) p = Transpose <perm = [1, 0, 2]> (r1)
     t2 = Concat <axis = 0> (b, s, last) r2 = Reshape (p, t2) y = Transpose <perm = [1, 0, 2]> (r2)"""
@@ -43,9 +46,9 @@ _MOVED = """t1 = Concat <axis = 0> (s, a, last) r1 = Reshape (v, t1) p = Transpo
 BY_LENGTH = {
     "a half rounded up and down": f"c = Ceil (h) d = Floor (h) a = Cast <to = 7> (c) b = Cast <to = 7> (d) {_MOVED}",
     "twice a half, and twice its integer": f"c = Mul (h, f2) a = Cast <to = 7> (c) d = Cast <to = 7> (h) b = Mul (d, two) {_MOVED}",
-    "zero, which copies a size": "five = Constant <value_ints = [5]> () a = Sub (m, five) t1 = Concat <axis = 0> (s, a, last) "
-    "r1 = Reshape (x, t1) p = Transpose <perm = [1, 0, 2]> (r1) t2 = Concat <axis = 0> (one, a, s, last) r2 = Reshape (p, t2) "
-    "y = Transpose <perm = [2, 0, 1, 3]> (r2)",
+    "zero, which copies a size": f"five = Constant <value_ints = [5]> () a = Sub (m, five) {_COPIED}",
+    "the length of nothing, which copies a size": "five = Constant <value_ints = [5]> () w = Slice (x, five, m, one) "
+    f"a = Shape <start = 1> (w) {_COPIED}",
 }  # fmt: skip
 
 _RELU_IF = """y = If <then_branch = p () => (p1) { p1 = Relu (x) }, else_branch = q () => (q1) { q1 = Softmax <axis = 0> (x) }> (d)"""
@@ -83,6 +86,12 @@ BY_DATATYPE = {
     f"d = Equal (c, t) {_RELU_IF}",
     "a fraction in 32 bits and in 64": "m = Shape <start = 1> (x) f = Cast <to = 1> (m) g = Cast <to = 11> (m) "
     "t = Constant <value_floats = [3.0]> () u = Cast <to = 11> (t) a = Div (f, t) b = Cast <to = 11> (a) c = Div (g, u) "
+    f"d = Equal (b, c) {_RELU_IF}",
+    "a product of a fraction in 32 bits and in 64": "m = Shape <start = 1> (x) f = Cast <to = 1> (m) g = Cast <to = 11> (m) "
+    "t = Constant <value_floats = [77.0]> () u = Cast <to = 11> (t) a = Div (f, t) b = Mul (a, t) i = Cast <to = 7> (b) "
+    f"c = Div (g, u) e = Mul (c, u) j = Cast <to = 7> (e) d = Equal (i, j) {_RELU_IF}",
+    "sums of a fraction in another order": "m = Shape <start = 1> (x) f = Cast <to = 1> (m) t = Constant <value_floats = [7.0]> () "
+    "a = Div (f, t) v = Constant <value_floats = [5.0]> () b = Mul (a, v) a2 = Add (a, a) a3 = Add (a2, a) c = Add (a3, a2) "
     f"d = Equal (b, c) {_RELU_IF}",
     "the greater of one and NaN": "a = Constant <value_floats = [1.0]> () n = Constant <value = float[1] {nan}> () "
     f"c = Max (a, n) d = Equal (a, c) {_RELU_IF}",

@@ -88,6 +88,8 @@ UNKNOWN = {
         "GatherND y depends on the indices of rows in the batch"),
     "a size that depends on values": ("n = NonZero (x) y = Cast <to = 1> (n)", "NonZero n computes a shape that depends on the rows' values"),
     "squeezed without axes": ("y = Squeeze (x)", "Squeeze y removes the batch axis if there is one row"),
+    "squeezed by an empty list": ("a = Constant <value = int64[0] {}> () y = Squeeze (x, a)",
+        "Squeeze y removes the batch axis if there is one row"),
     "a zero point for each column, if rows are columns": (f"o {_C}[1]> () m = ReduceMax <keepdims = 0> (x, o) t = Transpose <perm = [1, 0]> (m) "
         "a = Constant <value = float {0.1}> () p = Constant <value = uint8 {3}> () q = QuantizeLinear (t, a, p) w = Constant <value = uint8[2, 4] {1, 2, 3, 4, 5, 6, 7, 8}> () "
         "c = Constant <value = uint8[3] {3, 4, 5}> () y = MatMulInteger (w, q, p, c)", "MatMulInteger y has scales or zero points along the batch axis"),
@@ -222,6 +224,11 @@ AS_ONNX_RUNTIME = {
     "a bias as long as the last axis": (
         "float[N] x",
         "b = Constant <value_floats = [1.0]> () y = com.microsoft.BiasGelu (x, b)",
+        RowMixing.MIXES,
+    ),
+    "an optional bias as long as the last axis": (
+        "float[N] x",
+        "b = Constant <value_floats = [1.0]> () y = com.microsoft.FastGelu (x, b)",
         RowMixing.MIXES,
     ),
 }

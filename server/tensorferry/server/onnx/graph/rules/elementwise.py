@@ -41,7 +41,7 @@ def elementwise(node: Node) -> Value:
     content = fold(node)
     if content is not None:
         return of_content(content)
-    if node.operator == "BiasGelu":
+    if node.operator in ("BiasGelu", "FastGelu") and node.has(1):
         reject_rows_on(node.input(0), (len(node.shape(0)) - 1,), "adds a bias along")
     value = broadcast(node.given)
     if any(one.row_indices for one in node.given):
@@ -110,6 +110,9 @@ def _converted(content: Content, to: object) -> Content | None:
         elif convert is bool or (convert is float and not is_size(number)):
             # A fraction is rounded otherwise in the other datatype.
             return None
+        elif to == TensorProto.DOUBLE:
+            # A fraction of it is another number than that of a FLOAT.
+            result.flat[at] = unknown(f"double({number})", number)
         elif not is_size(number):
             # It may be a fraction.
             result.flat[at] = unknown(f"int({number})", number, is_size=False)

@@ -65,10 +65,17 @@ def _either(
 
 
 def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the arithmetic function of sizes; its result is unknown beside a fraction."""
-    return lambda *given: (
-        None if any(isinstance(one, float) and not one.is_integer() for one in given) else function(*given)
-    )
+    """Return the arithmetic function of sizes; its result is unknown if it may be rounded, as beside a fraction."""
+
+    def compute(*given: Any) -> Any:
+        if any(isinstance(one, float) and not one.is_integer() for one in given):
+            return None
+        found = function(*given)
+        # A number that is no size may be a fraction.
+        sizes = all(symbol.is_size for one in given if isinstance(one, Product) for symbol in one.symbols)
+        return found if sizes or found in given else None
+
+    return compute
 
 
 def _divided(a: Any, b: Any) -> Any:

@@ -16,6 +16,7 @@ from tensorferry.server.onnx.graph.row_axis import rearranged, with_rows
 from tensorferry.server.onnx.graph.rules.folding import require_exact
 from tensorferry.server.onnx.graph.sizes import (
     NUMBER_OF_ROWS,
+    ROWS,
     Product,
     Size,
     counts_rows,
@@ -83,12 +84,20 @@ def reshape(node: Node) -> Value:
         raise UnknownEffect("has no shape")
     old = value.shape
     if value.rows is None and value.content is None and old is None:
-        return Value(tuple(size if is_size(size) and size != 0 else node.fresh(size) for size in target))
+        return Value(
+            tuple(size if isinstance(size, int) and size > 0 else node.fresh(size) for size in target)
+        )
     old = value.sizes
     # A number that may be 0 or -1 stands for another size.
     sizes: list[Size] = [size if is_size(size) or size == -1 else node.fresh(size) for size in target]
     if not node.attribute("allowzero", 0):
         sizes = [old[at] if size == 0 and at < len(old) else size for at, size in enumerate(sizes)]
+        # If one of its own sizes is 0, the tensor is empty. Another that is 0 copies a size.
+        own = {ROWS, *(symbol for size in old if isinstance(size, Product) for symbol in size.symbols)}
+        sizes = [
+            node.fresh(size) if isinstance(size, Product) and not own.issuperset(size.symbols) else size
+            for size in sizes
+        ]
     if -1 in sizes:
         at = sizes.index(-1)
         others = [*sizes[:at], *sizes[at + 1 :]]
@@ -118,7 +127,8 @@ def squeeze(node: Node) -> Value:
     """Remove axes of size 1."""
     value, sizes = node.input(0), node.shape(0)
     axes = node.integers("axes", 1)
-    if axes is None:
+    # ONNX Runtime takes an empty list for none.
+    if not axes:
         if value.rows is not None:
             raise UnknownEffect("removes the batch axis if there is one row")
         if any(isinstance(size, Product) for size in sizes):
