@@ -99,6 +99,21 @@ def test_without_rows_a_request_is_known_as_a_whole(make: Make, model: ScriptedR
     assert counts(cache) == (1, 2, 2)
 
 
+def test_a_request_of_no_rows_runs(cache: AnswerCache, model: ScriptedRunner) -> None:
+    model.open()
+    assert [outputs(send(cache, rows()[:, None])[1]) for _ in range(2)] == [[], []]
+    assert len(model.batches) == 2
+
+
+def test_strings_in_a_list_keep_the_nuls_at_their_ends(make: Make) -> None:
+    answers = AnswerCache(
+        make(lambda batch: {"y": [b"ab\0"] * len(batch["x"])}, max_batch_size=4), 10_000, by_rows=True
+    )
+    found = [send(answers, rows(1))[1].await_outcome().outputs["y"][0] for _ in range(2)]
+    assert found == [b"ab\0"] * 2
+    assert counts(answers) == (1, 1, 1)
+
+
 def batcher_or_pipeline(kind: str, batcher: Batcher) -> Batcher | Pipeline:
     if kind == "batcher":
         return batcher

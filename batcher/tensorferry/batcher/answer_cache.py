@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tensorferry.batcher.batcher import Batcher
+from tensorferry.batcher.execution.collate import whole_array
 from tensorferry.batcher.pipeline.pipeline import Pipeline
 from tensorferry.batcher.request import Outcome, Request
 
@@ -74,6 +75,9 @@ class AnswerCache:
 
     def enqueue(self, request: Request, *, notify: bool = True) -> bool:
         """Answer a request, or enqueue it; see `Batcher.enqueue`."""
+        if self._by_rows and not request.rows:
+            # It has no row that could be known.
+            return self._batcher.enqueue(request, notify=notify)
         began = self._clock()
         keys = _keys(request, by_rows=self._by_rows)
         with self._lock:
@@ -220,7 +224,10 @@ def _copies(outputs: Mapping[str, Any], rows: int) -> Sequence[_Row]:
     found = []
     for row in range(rows):
         part = outputs if rows == 1 else {name: output[row : row + 1] for name, output in outputs.items()}
-        copied = {name: np.array(output) for name, output in part.items()}
+        copied = {
+            name: np.array(output if isinstance(output, np.ndarray) else whole_array(output))
+            for name, output in part.items()
+        }
         for array in copied.values():
             array.flags.writeable = False
         found.append(copied)
