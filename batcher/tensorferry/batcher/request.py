@@ -183,7 +183,6 @@ class Request:
         "content",
         "deadline",
         "groups",
-        "is_split_part",
         "key",
         "max_queue_time",
         "names",
@@ -191,6 +190,7 @@ class Request:
         "order",
         "owner",
         "padding",
+        "part_number",
         "pipeline_run",
         "places",
         "priority",
@@ -257,8 +257,8 @@ class Request:
         self.groups: Sequence[Request] = ()
         self.places: Array | None = None
         self.split_parts: tuple[Request, ...] = ()
-        # Whether this is a part of a request that was split.
-        self.is_split_part = False
+        # 0, or the number of this part of a request that was split: 1 is the last.
+        self.part_number = 0
         # What a pipeline knows of it, until it ends.
         self.pipeline_run: Any = None
         # It was queued again, because its device failed or its worker crashed.

@@ -163,11 +163,12 @@ def test_the_kinds_of_a_single_client_run_in_order_of_their_deadlines(
     ("policy", "sent", "words"),
     [
         (ClientPolicy(max_requests=2), [1, 1, 1], "2 requests of client 'a' are not answered yet"),
+        (ClientPolicy(max_requests=2), [9, 1, 1], "2 requests of client 'a' are not answered yet"),
         (ClientPolicy(max_rows=3), [2, 2], "2 rows of client 'a' are not answered yet, the request has 2"),
         (ClientPolicy(max_bytes=20), [1, 1, 1], "16 bytes of client 'a' are not answered yet"),
         (ClientPolicy(rate=2.0), [1, 1, 1], "client 'a' sends more than 2 rows a second; retry in 0.5"),
     ],
-    ids=["requests", "rows", "bytes", "rate"],
+    ids=["requests", "split requests", "rows", "bytes", "rate"],
 )
 def test_a_client_is_held_to_its_bounds(
     make: Make, policy: ClientPolicy, sent: list[int], words: str

@@ -108,7 +108,7 @@ class RequestCompleter:
             latencies = [
                 now - request.arrival
                 for request in alive
-                if request.deadline > now and not request.is_split_part
+                if request.deadline > now and not request.part_number
             ]
             rows, length = 0, padded_length(batch)
             for request in batch:
@@ -173,7 +173,7 @@ class RequestCompleter:
     def fail(self, request: Request, error: BaseException) -> None:
         """Complete a request with an error. Never raises, because other requests are completed after it."""
         try:
-            if not request.is_split_part:
+            if not request.part_number:
                 self._counters.failed(error, request.rows_counted, self._clock.now() - request.arrival)
         except BaseException:
             _log.exception("a request of %s could not be counted; this is a bug", self._name)

@@ -39,7 +39,7 @@ def split_request(request: Request, full_rows: Callable[[Hashable], int]) -> tup
     for index, (group, start, stop) in enumerate(cuts):
         part = cut(group, start, stop, gather.completion(index))
         part.rank = request.rank
-        part.is_split_part = True
+        part.part_number = len(cuts) - index
         parts.append(part)
     return tuple(parts)
 

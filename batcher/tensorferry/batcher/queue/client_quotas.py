@@ -103,11 +103,11 @@ class ClientQuotas:
         return min(self._burst, rows + (now - at) * self._policy.rate)
 
     def accepted(self, requests: Sequence[Request], now: float) -> None:
-        """Count the requests of one client that were accepted."""
+        """Count a request that was accepted, or all parts of one."""
         client = requests[0].client
         rows = sum([request.rows_counted for request in requests])
         usage = self._usage.setdefault(client, ClientUsage())
-        usage.add(len(requests), rows, sum([request.nbytes for request in requests]))
+        usage.add(1, rows, sum([request.nbytes for request in requests]))
         if self._policy.rate:
             self._meters[client] = (self._meter(client, now) - rows, now)
             self._meters.move_to_end(client)
@@ -132,6 +132,7 @@ class ClientQuotas:
     def done(self, request: Request) -> None:
         """Release the quota of a request that has ended, in whatever way."""
         usage = self._usage[request.client]
-        usage.add(-1, -request.rows_counted, -request.nbytes)
-        if not usage.requests:
+        # Of a split request the last part counts, because parts mostly end in their order.
+        usage.add(-1 if request.part_number <= 1 else 0, -request.rows_counted, -request.nbytes)
+        if not usage.rows:
             del self._usage[request.client]
