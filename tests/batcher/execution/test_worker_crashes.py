@@ -128,6 +128,18 @@ def test_after_a_crash_of_a_callback_each_request_ends_once_and_the_worker_goes_
     assert world.health == ([(0, reason, False), (0, None, False)] if restarted else [])
 
 
+def test_a_pipelined_device_is_idle_again_after_a_crash_beside_another_batch(world: World) -> None:
+    def main() -> None:
+        world.falls_with = lambda batch: not world.crashes
+        recorders = [world.send(float(tag)) for tag in range(24)]
+        assert [world.outcome(recorder) for recorder in recorders] == [[2.0 * tag] for tag in range(24)]
+        world.interleaver.sleep(5.0)
+        (device,) = world.batcher._queue._devices.each
+        assert device.idle
+
+    world.run(main, pipelined=True)
+
+
 def test_a_crash_is_reported_before_the_recovery_by_another_worker(world: World) -> None:
     def slow(instance: int, reason: str | None, hopeless: bool) -> None:
         if reason is not None:

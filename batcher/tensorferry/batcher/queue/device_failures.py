@@ -90,8 +90,6 @@ class DeviceFailures:
             crashed, now = self._devices.each[device], self._clock.now()
             if crashed.outage is None:
                 self._devices.begin_outage(crashed, now, now + seconds, wait_for_batches=False)
-                if not crashed.batches_outstanding:
-                    crashed.reset()
             crashed.ready.notify_all()
             self._devices.recovered_or_closed.notify_all()
             # Threads that were woken for this device's work may not have seen it.

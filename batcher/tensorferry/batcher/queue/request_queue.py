@@ -333,6 +333,9 @@ class RequestQueue:
                     if mine.outage is not None:
                         self._devices.recovered_or_closed.notify_all()
                     if self._settings.pipelined:
+                        if not mine.batches_outstanding:
+                            # A worker that crashed has not called `run_done`.
+                            mine.reset()
                         mine.ready.notify()
                     else:
                         self._devices.completed(mine, now)
