@@ -261,7 +261,7 @@ def test_inputs_that_differ_in_anything_are_different(make: Make) -> None:
         bits = base.copy()
         bits[chance.randrange(6)] ^= 1 << chance.randrange(31)
         values.append(("x", bits))
-    for texts in (["ab", "c"], ["a", "bc"], ["abc", ""], ["", "abc"], ["abc\0", ""], ["abc"]):
+    for texts in (["ab", "c"], ["a", "bc"], ["abc", ""], ["", "abc"], ["abc\0", ""], ["abc"], [b"abc"]):
         values.append(("x", np.array(texts, object)))
     for _ in range(2):
         for name, array in values:

@@ -208,8 +208,8 @@ def _keys(request: Request, *, by_rows: bool) -> Sequence[bytes]:
             if tensor.dtype.hasobject:
                 for element in tensor.data.flat if whole else tensor.data[row : row + 1].flat:
                     text = element.encode(errors="surrogatepass") if isinstance(element, str) else element
-                    # With the length, so that elements cannot be divided in another way.
-                    digest.update(len(text).to_bytes(8, "little"))
+                    # With the length, so that elements cannot be divided in another way, and whether it is a str.
+                    digest.update((2 * len(text) + (text is not element)).to_bytes(8, "little"))
                     digest.update(text)
             else:
                 data = memoryview(tensor.data).cast("B")
