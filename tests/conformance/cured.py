@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from conformance.exported import exported
-from onnx import helper, numpy_helper, parser
+from conformance.exported import exported, parsed
+from onnx import helper, numpy_helper
 from support.models import extensions
-
-_HEADER = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1, "ai.onnx.ml" : 3]>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +35,6 @@ class Cured:
     cured: onnx.ModelProto
     after: str = "proved"
     options: Mapping[str, Any] = field(default_factory=dict)
-
-
-def parsed(text: str, **weights: object) -> onnx.ModelProto:
-    """Return a model in the text form of the onnx package, with weights."""
-    model: onnx.ModelProto = parser.parse_model(f"{_HEADER}\n{text}")
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()
-    )
-    return model
 
 
 def cured_models() -> list[Cured]:
@@ -228,8 +217,8 @@ def _with_libraries() -> list[Cured]:
     return [Cured("own_operator", model, "not loaded", option, option, model, "tested", library)]
 
 
-def saved(model: onnx.ModelProto, name: str, folder: str | Path | None = None) -> Path:
-    """Write a model to a folder, by default a new one; return its path."""
-    path = Path(tempfile.mkdtemp() if folder is None else folder) / f"{name}.onnx"
+def saved(model: onnx.ModelProto, name: str, folder: Path) -> Path:
+    """Write a model to a folder; return its path."""
+    path = folder / f"{name}.onnx"
     onnx.save(model, str(path))
     return path

@@ -22,7 +22,7 @@ from support.models import hidden_mixing
 from tensorferry.server.onnx.graph import RowMixing
 
 _FILES = Path(__file__).parent / "exporters"
-_HEADER = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>'
+_HEADER = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1, "ai.onnx.ml" : 3]>'
 _PROVED, _TESTED, _REFUSED = RowMixing.SEPARATE, RowMixing.UNKNOWN, RowMixing.MIXES
 
 
@@ -60,7 +60,8 @@ def _from_files() -> list[Exported]:
     return found
 
 
-def _model(text: str, **weights: Array) -> onnx.ModelProto:
+def parsed(text: str, **weights: Array) -> onnx.ModelProto:
+    """Return a model in the text form of the onnx package, with weights."""
     model: onnx.ModelProto = parser.parse_model(f"{_HEADER}\n{text}")
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
     return model
@@ -103,7 +104,7 @@ def _cnn(head: str, features: int) -> onnx.ModelProto:
     }
     statistics = {name: np.abs(_random(4)) + 1 for name in ("scale", "bias", "mean", "variance")}
     shapes = {"zero": np.array(0, np.int64), "axes0": _ints(0), "minus1": _ints(-1)}
-    return _model(_CNN.replace("HEAD", head), **weights, **statistics, **shapes)
+    return parsed(_CNN.replace("HEAD", head), **weights, **statistics, **shapes)
 
 
 # As PyTorch writes attention with view, permute and expand, all sizes taken from shapes.
@@ -151,7 +152,7 @@ def _encoder() -> onnx.ModelProto:
     ints |= {"flat_shape": _ints(-1, 8), "zero": np.array(0, np.int64), "one": np.array(1, np.int64)}
     ints |= {"all": np.arange(512).reshape(1, 512)}
     floats = {"onef": 1.0, "lowest": -1e9, "root": 2.0, "two": 2.0, "epsilon": 1e-5}
-    return _model(
+    return parsed(
         _ENCODER,
         table=_random(9, 8),
         places=_random(512, 8),
@@ -273,35 +274,35 @@ def _written() -> list[Exported]:
         Exported("torch_cnn_view", _cnn(_VIEWED, 64), {"x": image}, _PROVED),
         Exported("transformer_encoder", _encoder(), {"ids": ids, "mask": mask}, _PROVED),
         Exported(
-            "transformer_sequence_first", _model(_SEQUENCE_FIRST, **first), {"x": _random(6, 5, 8)}, _PROVED
+            "transformer_sequence_first", parsed(_SEQUENCE_FIRST, **first), {"x": _random(6, 5, 8)}, _PROVED
         ),
-        Exported("lstm", _model(_LSTM, **lstm), {"x": series}, _PROVED),
-        Exported("gru", _model(_GRU, **gru), {"x": series, "lengths": _ints(5, 3, 1, 2, 4, 5)}, _PROVED),
+        Exported("lstm", parsed(_LSTM, **lstm), {"x": series}, _PROVED),
+        Exported("gru", parsed(_GRU, **gru), {"x": series, "lengths": _ints(5, 3, 1, 2, 4, 5)}, _PROVED),
         Exported(
             "siamese",
-            _model(_FROM_TWO, w=_random(4, 4), axes1=axes1),
+            parsed(_FROM_TWO, w=_random(4, 4), axes1=axes1),
             {"a": features, "b": features},
             _PROVED,
         ),
-        Exported("squeeze", _model(_SQUEEZED, one=one, axes1=axes1), {"x": _random(6, 1, 4)}, _PROVED),
+        Exported("squeeze", parsed(_SQUEEZED, one=one, axes1=axes1), {"x": _random(6, 1, 4)}, _PROVED),
         Exported(
             "own_token",
-            _model(_OWN_TOKEN, table=_random(9, 8), zero=zero, one=one, last=_ints(-1)),
+            parsed(_OWN_TOKEN, table=_random(9, 8), zero=zero, one=one, last=_ints(-1)),
             {"x": ids},
             _PROVED,
         ),
         Exported(
             "detection_nms",
-            _model(_DETECTION, **nms),
+            parsed(_DETECTION, **nms),
             {"boxes": boxes, "scores": np.abs(_random(6, 2, 6))},
             _TESTED,
         ),
-        Exported("log_mel", _model(_LOG_MEL, **mel), {"x": waves}, _REFUSED),
-        Exported("similarity_matrix", _model(_SIMILARITY), {"x": features}, _REFUSED),
-        Exported("by_the_greatest", _model(_BY_THE_GREATEST, hundred=hundred), {"x": features}, _REFUSED),
-        Exported("by_the_mean", _model(_BY_THE_MEAN), {"x": features}, _REFUSED),
-        Exported("batch_norm_training", _model(_TRAINING, **statistics), {"x": features}, _REFUSED),
-        Exported("by_the_count", _model(_BY_THE_COUNT, zero=zero), {"x": features}, _REFUSED),
+        Exported("log_mel", parsed(_LOG_MEL, **mel), {"x": waves}, _REFUSED),
+        Exported("similarity_matrix", parsed(_SIMILARITY), {"x": features}, _REFUSED),
+        Exported("by_the_greatest", parsed(_BY_THE_GREATEST, hundred=hundred), {"x": features}, _REFUSED),
+        Exported("by_the_mean", parsed(_BY_THE_MEAN), {"x": features}, _REFUSED),
+        Exported("batch_norm_training", parsed(_TRAINING, **statistics), {"x": features}, _REFUSED),
+        Exported("by_the_count", parsed(_BY_THE_COUNT, zero=zero), {"x": features}, _REFUSED),
     ]
 
 

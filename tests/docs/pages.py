@@ -93,7 +93,7 @@ def blocks(root: Path = ROOT) -> Iterator[Block]:
 def is_shell(block: Block) -> bool:
     if block.language == "sh":
         return True
-    if any(block.page == page and block.text.startswith(begins) for page, begins in OTHERS):
+    if block.text.startswith(OTHERS.get(block.page, ())):
         return False
     first = without_variables(block.text.splitlines()[0]).split()
     return not block.fenced and bool(first) and first[0] in PROGRAMS

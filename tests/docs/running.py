@@ -36,8 +36,8 @@ def parts(page: str) -> list[Command | Block]:
 def reason(part: Command | Block) -> str | None:
     """Return why a command or block is not run; None if it is run."""
     reasons = not_run.PYTHON if isinstance(part, Block) else not_run.COMMANDS
-    for (page, beginning), why in reasons.items():
-        if page == part.page and any(line.startswith(beginning) for line in part.text.splitlines()):
+    for beginning, why in reasons.get(part.page, {}).items():
+        if any(line.startswith(beginning) for line in part.text.splitlines()):
             return why
     return None
 

@@ -8,12 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from docs.conftest import Place, serving
 from docs.pages import ROOT, Block, Command
 from docs.running import check_pip, follow, parts
-from onnx import TensorProto, helper, numpy_helper
+from support.models.small import written
 
 PAGE = "docs/guides/image_classification.md"
 
@@ -33,19 +32,10 @@ def directory(tmp_path: Path) -> Path:
     Image.fromarray(255 - colours).resize((640, 480)).save(tmp_path / "other.jpg")
     (tmp_path / "labels.txt").write_text("".join(f"class {number}\n" for number in range(1000)))
     weights = np.random.default_rng(2).normal(0, 1, (3, 1000)).astype(np.float32)
-    graph = helper.make_graph(
-        [
-            helper.make_node("GlobalAveragePool", ["x"], ["mean"]),
-            helper.make_node("Flatten", ["mean"], ["colour"]),
-            helper.make_node("MatMul", ["colour", "weights"], ["logits"]),
-        ],
-        "colours",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 224, 224])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1000])],
-        [numpy_helper.from_array(weights, "weights")],
-    )
-    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
-    onnx.save(model, tmp_path / "resnet50.onnx")
+    text = """(float[batch, 3, 224, 224] x) => (float[batch, 1000] logits) {
+        mean = GlobalAveragePool (x) colour = Flatten (mean) logits = MatMul (colour, weights)
+    }"""
+    written(tmp_path / "resnet50.onnx", text, weights=weights)
     return tmp_path
 
 
