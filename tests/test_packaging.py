@@ -23,20 +23,6 @@ RELEASE_NOTES = ROOT / "deploy" / "release" / "release_notes.py"
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist and the wheel."""
-    folder = tmp_path_factory.mktemp("dist")
-    built = subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-t", "wheel", "-d", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert built.returncode == 0, built.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
 def wheel(dist: Path) -> dict[str, bytes]:
     """The names and contents of the wheel's files."""
     (built,) = dist.glob("tensorferry-*.whl")

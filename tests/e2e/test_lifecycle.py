@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from e2e.fixtures import Serve
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from polling import until
+from support.processes import observed
 from support.processes.faulty import HANG
 from support.processes.probe import OpenStream, answer, output, request
 from support.processes.server import ServerProcess, environment, run_command
@@ -196,21 +196,20 @@ def test_many_streams_come_and_go_without_threads_or_memory_growing(serve: Serve
                     )
 
     def threads() -> int:
-        return sum(len(os.listdir(f"/proc/{pid}/task")) for pid in server.processes())
+        return sum(observed.held(pid).threads for pid in server.processes())
 
-    def resident_kib() -> int:
-        statuses = [Path(f"/proc/{pid}/status").read_text() for pid in server.processes()]
-        return sum(int(status.split("VmRSS:")[1].split()[0]) for status in statuses)
+    def memory() -> int:
+        return sum(observed.held(pid).memory for pid in server.processes())
 
     round_of_streams()
     round_of_streams()
-    before = threads(), resident_kib()
+    before = threads(), memory()
     for _ in range(3):
         round_of_streams()
     # A leak would be a thread for one of five streams, or 100 KB for each. Finished threads end
     # soon, and so do cancelled streams.
     until(threads, lambda now: now <= before[0] + 36)
-    until(resident_kib, lambda now: now <= before[1] + 18_000)
+    until(memory, lambda now: now <= before[1] + (18 << 20))
 
 
 def test_a_server_that_is_gone_is_unavailable(serve: Serve, digits_model: Path) -> None:

@@ -4,7 +4,6 @@ them.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import socket
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from e2e.fixtures import Serve
 from support.processes.probe import OpenStream, request, stub_of
 from support.processes.server import SERVER_PROCESSES
+from support.server.tokens import bearer, line
 
 from tensorferry.protos import inference_pb2 as pb
 
@@ -92,16 +92,12 @@ def test_a_client_has_its_part_and_others_theirs(serve: Serve, probe_model: Path
     """Clients are distinguished by token: one at its limit is refused with a retry time, the other is
     served.
     """
-    lines, tokens = [], {}
-    for name in ("alice", "bob"):
-        tokens[name], line = token_of(name)
-        lines.append(line)
     file = tmp_path / "tokens"
-    file.write_text("\n".join(lines) + "\n")
+    file.write_text("".join(line(name, "infer", f"token-of-{name}") for name in ("alice", "bob")))
     file.chmod(0o600)
     # So low a rate that no pause of this test gives a client another row.
     server = serve(probe_model, "--auth-tokens", file, "--client-rate", "0.01")
-    metadata = {name: (("authorization", f"Bearer {token}"),) for name, token in tokens.items()}
+    metadata = {name: bearer(f"token-of-{name}") for name in ("alice", "bob")}
     with stub_of(server.address) as stub:
         stub.ModelInfer(request(1), timeout=PATIENCE, metadata=metadata["alice"])
         error = refusal(server.address, request(2), metadata=metadata["alice"])
@@ -111,12 +107,6 @@ def test_a_client_has_its_part_and_others_theirs(serve: Serve, probe_model: Path
         stub.ModelInfer(request(3), timeout=PATIENCE, metadata=metadata["bob"])
     error = refusal(server.address, request(4, rows=2), metadata=metadata["bob"])
     assert error.code is INVALID
-
-
-def token_of(name: str) -> tuple[str, str]:
-    """Return a token, and its line in the file."""
-    token = f"token-of-{name}"
-    return token, f"{name} infer sha256:{hashlib.sha256(token.encode()).hexdigest()}"
 
 
 def test_anonymous_clients_are_distinguished_by_address(serve: Serve, probe_model: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,18 +14,14 @@ from polling import until
 from support.processes.faulty import HANG
 from support.processes.probe import WAIT_SECONDS, request, stub_of
 from support.processes.server import ServerProcess, run_command
+from support.server import rig
 
 from tensorferry.client import InferenceClient
 
 
 def ask(server: ServerProcess, path: str) -> tuple[int, str]:
-    url = server.ready["metrics"].removesuffix("/metrics") + path
-    try:
-        with urllib.request.urlopen(url, timeout=WAIT_SECONDS) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+    code, _, body = rig.ask(server.ready["metrics"], path)
+    return code, body.decode()
 
 
 def status(server: ServerProcess) -> Any:

@@ -15,10 +15,10 @@ import grpc
 import numpy as np
 import pytest
 from e2e.fixtures import Serve
-from polling import until
 from support.processes.faulty import HANG
+from support.processes.metrics import scrape, scrape_until
 from support.processes.probe import OpenStream, answer, batch_of, output, request
-from support.processes.server import ServerProcess
+from support.processes.server import ServerProcess, running
 
 from tensorferry.protos import inference_pb2_grpc
 
@@ -47,18 +47,16 @@ class Scene:
                 return
         self.await_neighbours()
 
-    def metric(self, beginning: str) -> float:
-        """Return the metric's current value."""
-        lines = self.server.page().splitlines()
-        return float(next(line for line in lines if line.startswith(beginning)).rpartition(" ")[2])
+    def metric(self, name: str) -> float:
+        return scrape(self.server)[name]
 
-    def await_metric(self, beginning: str, value: int) -> None:
+    def await_metric(self, name: str, value: int) -> None:
         """Return once the metric has this value."""
-        until(lambda: self.metric(beginning), lambda found: found == value)
+        scrape_until(self.server, lambda found: found[name] == value)
 
     def await_running(self, requests: int = SIZE) -> None:
         """Return once a batch of this many requests is running."""
-        self.await_metric("tensorferry_running_requests{", requests)
+        self.await_metric("tensorferry_running_requests", requests)
 
     def await_neighbours(self) -> None:
         for tag in NEIGHBOURS:
@@ -85,15 +83,13 @@ def set_up(server: ServerProcess, release: Path) -> Iterator[Scene]:
         release.touch()
         scene.others.cancel()
         # No request of this test is in a batch of the next.
-        scene.await_metric("tensorferry_queued_requests{", 0)
+        scene.await_metric("tensorferry_queued_requests", 0)
 
 
 @pytest.fixture(scope="module")
 def server(transport: str, probe_model: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess.start(probe_model, *map(str, OPTIONS), transport=transport)
-    yield server
-    assert server.stop() == 0
-    assert not server.errors()
+    with running(probe_model, *map(str, OPTIONS), transport=transport) as server:
+        yield server
 
 
 @pytest.fixture
@@ -128,7 +124,7 @@ def test_one_cancels_while_running(held_scene: Scene) -> None:
     held_scene.await_running()
     victim.cancel()
     # It no longer runs: the server has seen the cancel.
-    held_scene.await_metric("tensorferry_running_requests{", SIZE - 1)
+    held_scene.await_metric("tensorferry_running_requests", SIZE - 1)
     held_scene.release.touch()
     held_scene.await_neighbours()
     held_scene.check_neighbours(first=HANG)
@@ -153,7 +149,7 @@ def test_the_deadline_of_one_passes_while_running(held_scene: Scene) -> None:
     held_scene.others.send(*others, *(request(tag) for tag in FILLERS[:2]))
     timeout, victim = 0.25, None
     # The batch cannot close without it, and a busy machine may need more time.
-    while not held_scene.metric("tensorferry_running_requests{"):
+    while not held_scene.metric("tensorferry_running_requests"):
         if victim is None or victim.done():
             timeout *= 2
             victim = held_scene.stub.ModelInfer.future(request(VICTIM), timeout=timeout)
