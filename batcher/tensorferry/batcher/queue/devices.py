@@ -89,9 +89,12 @@ class Device:
         self.in_flight.pop()
         self.batches_outstanding -= 1
 
-    def reset(self) -> None:
-        """Remove all batches in flight."""
-        self.in_flight.clear()
+    def batch_done(self) -> None:
+        """Note that the requests of a batch are completed."""
+        self.batches_outstanding -= 1
+        if not self.batches_outstanding:
+            # The worker of a pipelined device that crashed has not called `run_done`.
+            self.in_flight.clear()
 
     def wait(self, clock: Clock, until: float) -> None:
         """Let a worker wait for `ready`, at most until `until`."""

@@ -329,16 +329,13 @@ class RequestQueue:
                         # The workers wait for batches that others run, and may end now.
                         mine.ready.notify_all()
                     mine.run_inline = False
-                    mine.batches_outstanding -= 1
+                    if not self._settings.pipelined:
+                        self._devices.completed(mine, now)
+                    mine.batch_done()
                     if mine.outage is not None:
                         self._devices.recovered_or_closed.notify_all()
                     if self._settings.pipelined:
-                        if not mine.batches_outstanding:
-                            # A worker that crashed has not called `run_done`.
-                            mine.reset()
                         mine.ready.notify()
-                    else:
-                        self._devices.completed(mine, now)
                 pending = self.learning.collect_locked(batch, seconds, before, after, device, now)
             except BaseException:
                 self._states.completed()

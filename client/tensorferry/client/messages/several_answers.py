@@ -24,7 +24,7 @@ def gives_several(metadata: ModelMetadata) -> bool:
 def take_several(request: pb.ModelInferRequest, metadata: ModelMetadata) -> None:
     """Ask to be told of the last answer, if the model answers in streams.
 
-    Raises InvalidInput for a request of a sequence, each of which has one answer.
+    Raises InvalidInput for a request of a sequence, because such a request has one answer.
     """
     if gives_several(metadata):
         if of_sequence(request):

@@ -32,7 +32,7 @@ class ServerSlot:
         self.child: Child | None = None
         # Whether the child has reported that it is ready.
         self.serving = False
-        # Whether the last child was told to drain.
+        # Whether the last child must drain.
         self.draining = False
         # Pings since the child's last answer.
         self.unanswered_pings = 0

@@ -1,10 +1,10 @@
 """Padding of inputs to common lengths: its parsing, and the check that it changes no answers.
 
 Random rows of several lengths are run alone without padding, then padded, alone and together with rows of other
-lengths. Some rows are all negative, except for integers of 32 bits and more, and some have large values beside rows with
-small ones; they show a maximum over the axis that counts padding of 0. Integers without the axis are the row's length in
-some rows, because a model may read that in place of a mask. A model whose answers change with the padding is served unpadded, for instance one with
-a mean over the axis or attention without a mask.
+lengths. Some rows are all negative, except for integers of 32 bits and more. Some have large values beside rows with small
+ones. Both show a maximum over the axis that counts padding of 0. Integers without the axis are the row's length in some
+rows, because a model may read that in place of a mask. A model whose answers change with the padding is served
+unpadded, for instance one with a mean over the axis or attention without a mask.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
         """See `asyncio.Protocol`. The request in flight is cancelled."""
         self._owner.closed(self)
         self._owner.unread.close(self._account)
-        # So that an event that comes later is told at once that it will never be sent.
+        # So that `sent` of a later event is called at once.
         self._writes_wait = False
         self._events_sent()
         exchange, self._exchange = self._exchange, None
